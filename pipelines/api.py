@@ -19,8 +19,8 @@ from pos2distill.evaluation.charts import AFTER, BEFORE, curve_chart, loss_chart
 from pos2distill.evaluation.result import Evaluation, Picture
 from pos2distill.evaluation.scores import Curve
 from pos2distill.store.artifacts import Artifact
+from pos2distill.store.checkpoint_layout import MODEL_FOLDER, model_url
 from pos2distill.store.samples import SampleStore
-from pos2distill.training.job import MODEL_FOLDER, model_url
 
 from . import commands
 from .api_input import (

@@ -13,7 +13,7 @@ from pos2distill.errors import UserError
 from pos2distill.evaluation.gate import Gate
 from pos2distill.evaluation.result import Evaluation
 from pos2distill.store.artifacts import check_storage, other_fingerprints
-from pos2distill.training.job import model_url
+from pos2distill.store.checkpoint_layout import model_url
 from pos2distill.urls import storage_errors
 
 from .evaluations import read_evaluations, write_evaluations

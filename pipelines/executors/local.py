@@ -22,7 +22,8 @@ from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.sampling.blocks import batches_of
 from pos2distill.sampling.operators import ActorOperator, Operator
 from pos2distill.store.artifacts import Artifact, write_json
-from pos2distill.training.job import STATE_FOLDER, TrainingJob, TrainingOutcome
+from pos2distill.store.checkpoint_layout import STATE_FOLDER
+from pos2distill.training.job import TrainingJob, TrainingOutcome
 
 from ..progress import show_progress
 from ..progress_tracker import ProgressSpec, ProgressTracker

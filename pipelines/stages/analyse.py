@@ -21,9 +21,9 @@ from pos2distill.sampling.engines.protocol import Completion, SamplingParams
 from pos2distill.sampling.operators import ActorOperator, TableFunction, generation_operators
 from pos2distill.sampling.prompting import PromptSpec
 from pos2distill.store.artifacts import Artifact, Manifest, write_json
+from pos2distill.store.checkpoint_layout import model_url
 from pos2distill.store.parts import TableParts
 from pos2distill.tasks.permutations import advantageous_slots, order_of_prompt
-from pos2distill.training.job import model_url
 
 from ..artifact_names import BASE_ANALYSIS, DISTILLED_ANALYSIS
 from ..progress import show_stage

@@ -10,9 +10,9 @@ from pos2distill.config import Study
 from pos2distill.config.restrict import restrict
 from pos2distill.sampling.prompting import PromptSpec, prompt_builder
 from pos2distill.store.artifacts import Artifact, Manifest
+from pos2distill.store.checkpoint_layout import model_url
 from pos2distill.tasks.permutations import Placement, evaluated_placements, slot_of_rank
 from pos2distill.tasks.prompts import MessageBuilder
-from pos2distill.training.job import model_url
 
 from ..artifact_names import BASE_SCORES, DISTILLED_SCORES
 from .answers import PROMPT_FIELDS, predict, publish

@@ -32,9 +32,9 @@ from pos2distill.sampling.operators import (
 )
 from pos2distill.sampling.prompting import PromptSpec, show_teacher_prompts
 from pos2distill.store.artifacts import Artifact, Manifest
+from pos2distill.store.checkpoint_layout import model_url
 from pos2distill.store.samples import SampleStore, Tally, read_kept
 from pos2distill.store.selection import Selection
-from pos2distill.training.job import model_url
 
 from ..artifact_names import SAMPLES
 from ..executors.protocol import Stream, Tracker

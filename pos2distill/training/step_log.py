@@ -6,7 +6,8 @@ from pathlib import Path
 from pos2distill.errors import UserError
 from pos2distill.literal_paths import list_matching
 from pos2distill.store.artifacts import write_bytes, write_json
-from pos2distill.training.job import STEPS_FOLDER, TrainingJob
+from pos2distill.store.checkpoint_layout import STEPS_FOLDER
+from pos2distill.training.job import TrainingJob
 from pos2distill.training.loop import StepRecord
 from pos2distill.training.session import WorkerSession
 from pos2distill.training.trackers import ExperimentTracker, TrackedRun, open_trackers

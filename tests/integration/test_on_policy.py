@@ -20,10 +20,10 @@ from pos2distill.models.load import load_model, load_tokenizer
 from pos2distill.records import Example, Tokens, example_from_row
 from pos2distill.sampling.engines.hf import HfEngine
 from pos2distill.sampling.engines.protocol import Completion, SamplingParams
+from pos2distill.store.checkpoint_layout import MODEL_FOLDER
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.permutations import teacher_slots, trivial_slots
 from pos2distill.tasks.prompts import PromptBuilder
-from pos2distill.training.job import MODEL_FOLDER
 
 pytestmark = pytest.mark.xdist_group("compute")
 

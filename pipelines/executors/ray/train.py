@@ -24,8 +24,9 @@ from ray.train.v2.api.report_config import CheckpointUploadMode
 
 from pos2distill.errors import UserError
 from pos2distill.records import SAMPLE_SCHEMA
+from pos2distill.store.checkpoint_layout import STATE_FOLDER
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.job import STATE_FOLDER, TrainingJob, TrainingOutcome
+from pos2distill.training.job import TrainingJob, TrainingOutcome
 
 from ..protocol import Stream
 from .data import open_stream

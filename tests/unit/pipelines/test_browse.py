@@ -29,8 +29,8 @@ from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from pos2distill.errors import UserError
 from pos2distill.store.artifacts import Artifact
+from pos2distill.store.checkpoint_layout import STATE_FOLDER
 from pos2distill.store.samples import SampleStore
-from pos2distill.training.job import STATE_FOLDER
 from tests.support.hub_server import hub_server, use_hub
 from tests.support.paths import ODD_NAME
 from tests.support.privileges import respecting_modes
