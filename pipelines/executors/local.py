@@ -21,7 +21,7 @@ from pos2distill.literal_paths import download
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.sampling.blocks import batches_of
 from pos2distill.sampling.operators import ActorOperator, Operator
-from pos2distill.store.artifacts import Artifact, write_json
+from pos2distill.store.artifacts import Artifact
 from pos2distill.store.checkpoint_layout import STATE_FOLDER
 from pos2distill.training.job import TrainingJob, TrainingOutcome
 
@@ -252,7 +252,7 @@ class LocalSession:
         self.checkpoint.upload(folder, f"{_STATE}/{name}")
         shutil.rmtree(folder)
         saved = [*saved_folders(self.checkpoint), name]
-        write_json(self.checkpoint.fs, f"{self.checkpoint.path}/{_STATE}/{_LATEST}", saved[-self.keep :])
+        self.checkpoint.write_json(f"{_STATE}/{_LATEST}", saved[-self.keep :])
         # Last, so that a run that is killed here leaves unused folders and never a list with missing ones.
         for old in saved[: -self.keep]:
             self.checkpoint.remove(f"{_STATE}/{old}")

@@ -49,7 +49,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import ExitCode, TransientError
 from pos2distill.faults import fix, reason
-from pos2distill.store.artifacts import DRIVER_FILE, write_bytes
+from pos2distill.store.files import write_bytes
+from pos2distill.store.storage import DRIVER_FILE
 from pos2distill.urls import open_url
 
 _PERIOD = 10.0  # seconds between renewals

@@ -24,7 +24,8 @@ from pos2distill.errors import CorruptPart
 from pos2distill.literal_paths import list_matching, move
 from pos2distill.parquet import open_parquet
 from pos2distill.records import SAMPLE_SCHEMA
-from pos2distill.store.artifacts import Artifact, write_table
+from pos2distill.store.artifacts import Artifact
+from pos2distill.store.files import write_table
 from pos2distill.tasks.thoughts import count_thoughts
 
 # Parts are small, and an object store serves many requests in parallel.

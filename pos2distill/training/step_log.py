@@ -5,8 +5,8 @@ from pathlib import Path
 
 from pos2distill.errors import UserError
 from pos2distill.literal_paths import list_matching
-from pos2distill.store.artifacts import write_bytes, write_json
 from pos2distill.store.checkpoint_layout import STEPS_FOLDER
+from pos2distill.store.files import write_bytes
 from pos2distill.training.job import TrainingJob
 from pos2distill.training.loop import StepRecord
 from pos2distill.training.session import WorkerSession
@@ -67,7 +67,7 @@ class StepLog:
         )
         trackers = open_trackers(job.runtime.trackers, run)
         if run.ids:
-            write_json(self.artifact.fs, f"{self.artifact.path}/{_TRACKERS_FILE}", run.ids)
+            self.artifact.write_json(_TRACKERS_FILE, run.ids)
         return trackers
 
     def _remove_later_steps(self) -> None:

@@ -15,8 +15,9 @@ import pyarrow as pa
 import pytest
 
 from pos2distill.errors import CorruptPart
-from pos2distill.store.artifacts import Artifact, claim_storage, other_fingerprints
+from pos2distill.store.artifacts import Artifact, other_fingerprints
 from pos2distill.store.lease import hold_lease
+from pos2distill.store.storage import claim_storage
 from tests.support.paths import ODD_NAME
 from tests.support.s3_server import FAULTS, Faulty
 from tests.support.stores import make_samples, open_store
