@@ -161,10 +161,10 @@ def sample(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questio
         cells = commands.plan_command(loaded, "sample")
         commands.run_sample(loaded, cells)
         plan = cells[0].plan
-        store, ids = SampleStore(plan.sample.artifact), sample_ids_of(plan.sample)
-        index = store.index(ids)
+        store = SampleStore(plan.sample.artifact)
+        index = store.index(sample_ids_of(plan.sample))
         # Not all candidates are sampled where fewer are enough.
-        table = store.load(index, ids, np.flatnonzero(index.stored), _SAMPLE_COLUMNS)
+        table = store.load(index, np.flatnonzero(index.stored), _SAMPLE_COLUMNS)
         return Samples(plan.sample.artifact.url, plan.sample.output().manifest().counts, table)
 
 

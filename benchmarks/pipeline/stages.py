@@ -102,7 +102,7 @@ def _build_rows(recipe: Recipe, plan: Plan, stopwatch: Stopwatch) -> None:
     for start in range(0, len(ids), _LOADED_EXAMPLES):
         with stopwatch.time("load samples"):
             indices = np.arange(start, min(start + _LOADED_EXAMPLES, len(ids)))
-            samples = kept_samples(store.load(index, ids, indices))
+            samples = kept_samples(store.load(index, indices))
         with stopwatch.time("build rows"):
             for sample in samples:
                 assert sample is not None  # every answer is kept

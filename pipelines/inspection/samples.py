@@ -34,8 +34,8 @@ def sample_rows(artifact: Artifact, study: Study, *, entropy: bool) -> Iterator[
     store = SampleStore(artifact)
     index = store.index(ids)
     stored = np.flatnonzero(index.stored)
-    samples = store.load(index, ids, stored, [*_COLUMNS, "example" if stored_prompt_is_teachers else "prompt_ids"])
-    teacher_entropy = TeacherEntropy(study, store, index, ids) if entropy else None
+    samples = store.load(index, stored, [*_COLUMNS, "example" if stored_prompt_is_teachers else "prompt_ids"])
+    teacher_entropy = TeacherEntropy(study, store, index) if entropy else None
     for position, sample in zip(stored.tolist(), samples.to_pylist(), strict=True):
         example_id = example_ids[position // per_example]
         question = questions[example_id]
@@ -68,15 +68,15 @@ class TeacherEntropy:
     H_t = - sum_v p_tv log p_tv, in nats, of the teacher's distribution p_t at token t
 
     Args:
-        study: with the teacher. store, index, ids: the samples with its hidden states.
+        study: with the teacher. store, index: the samples with its hidden states.
     """
 
-    def __init__(self, study: Study, store: SampleStore, index: StoreIndex, ids: pa.Array) -> None:
+    def __init__(self, study: Study, store: SampleStore, index: StoreIndex) -> None:
         # Imported where needed: torch and transformers take seconds to import.
         from pos2distill.models.head import FrozenHead
         from pos2distill.models.load import load_tokenizer, torch_dtype
 
-        self.store, self.index, self.ids = store, index, ids
+        self.store, self.index = store, index
         self.tokenizer = load_tokenizer(study.model)
         self.head = FrozenHead.from_checkpoint(study.model, torch_dtype(study.model.dtype))
 
@@ -87,7 +87,7 @@ class TeacherEntropy:
         from pos2distill.models.hidden_states import hidden_from_bytes
 
         columns = ["response_ids", "hidden", "hidden_dtype"]
-        (sample,) = self.store.load(self.index, self.ids, np.array([position]), columns).to_pylist()
+        (sample,) = self.store.load(self.index, np.array([position]), columns).to_pylist()
         response = sample["response_ids"]
         hidden_TH = hidden_from_bytes(sample["hidden"], sample["hidden_dtype"], len(response))
         entropy_T = torch.distributions.Categorical(logits=self.head(hidden_TH)).entropy()

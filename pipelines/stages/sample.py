@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from pos2distill.config import Runtime, Study
 from pos2distill.config.restrict import restrict
-from pos2distill.errors import CorruptPart, TransientError, UserError
+from pos2distill.errors import TransientError, UserError
 from pos2distill.records import sample_ids
 from pos2distill.sampling.blocks import sampling_blocks
 from pos2distill.sampling.engines.protocol import SamplingParams
@@ -33,7 +33,7 @@ from pos2distill.sampling.operators import (
 from pos2distill.sampling.prompting import PromptSpec, show_teacher_prompts
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.checkpoint_layout import model_url
-from pos2distill.store.samples import SampleStore, Tally, read_kept
+from pos2distill.store.samples import SampleStore
 from pos2distill.store.selection import Selection
 
 from ..artifact_names import SAMPLES
@@ -138,7 +138,7 @@ def progress_spec(stage: Stage, context: RunContext, label: str, *, epochs: int 
         label: `sample` or `distill`. epochs: how often the examples are counted.
     """
     ids = sample_ids_of(stage)
-    stored = _tally(SampleStore(stage.artifact), ids).outcomes
+    stored = SampleStore(stage.artifact).read_tally(ids).outcomes
     known = selection(stage)
     # Samples that are published were accepted; those of corrupt parts may be made again.
     judged = Counter[str]() if stage.artifact.is_finished else stored
@@ -198,7 +198,7 @@ def sampling_operators(
 
 def selection(stage: Stage) -> Selection:
     """What the store knows of the samples, and so which are still to be made."""
-    index, kept_N = read_kept(SampleStore(stage.artifact), sample_ids_of(stage))
+    index, kept_N = SampleStore(stage.artifact).read_kept(sample_ids_of(stage))
     return Selection(index.stored, kept_N, stage.study.wanted_samples)
 
 
@@ -229,8 +229,7 @@ def publish(stage: Stage, runtime: Runtime, progress: RunProgress | None) -> Man
         TransientError: if other nodes wrote where this one cannot read.
     """
     artifact = stage.artifact
-    ids = sample_ids_of(stage)
-    tally = _tally(SampleStore(artifact), ids)
+    tally = SampleStore(artifact).read_tally(sample_ids_of(stage))
     sampled = tally.outcomes.total()
     known = selection(stage)
     absent = len(known.missing)
@@ -271,12 +270,3 @@ def seconds(progress: RunProgress | None) -> dict[str, float]:
     """What this run took to sample; zeros if an earlier run sampled everything."""
     progress = progress or RunProgress()
     return {"sample": progress.sampling_seconds, "teacher": progress.actor_seconds.get(TEACHERS, 0.0)}
-
-
-def _tally(store: SampleStore, ids: pa.Array) -> Tally:
-    """Count the samples that are stored and readable."""
-    while True:
-        try:
-            return store.tally(store.index(ids), ids)
-        except CorruptPart:
-            continue  # it has been quarantined and reported, and no longer counts

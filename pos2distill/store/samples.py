@@ -44,10 +44,11 @@ _logger = logging.getLogger(__name__)
 class StoreIndex:
     """Which part holds each example of a list of N ids.
 
-    parts: names of the parts, sorted. part_of: (N,) int32, for each example the index of its part in `parts`, or -1
-    if it is not stored.
+    ids: the list. parts: names of the parts, sorted. part_of: (N,) int32, for each example the index of its part in
+    `parts`, or -1 if it is not stored.
     """
 
+    ids: pa.Array
     parts: tuple[str, ...]
     part_of: npt.NDArray[np.int32]
 
@@ -69,7 +70,7 @@ class Tally:
 class SampleStore:
     """The samples of one artifact.
 
-    In every method, `ids` is the same list of all training ids, each of them once, and an index is an index into it.
+    `ids` is always the list of all training ids, each of them once. `indices` are indices into it.
     """
 
     def __init__(self, artifact: Artifact) -> None:
@@ -98,6 +99,7 @@ class SampleStore:
 
     def index(self, ids: Sequence[str] | pa.Array) -> StoreIndex:
         """Find the part of every example, and quarantine corrupt parts. Examples that `ids` lacks are ignored."""
+        ids = ids if isinstance(ids, pa.Array) else pa.array(ids, pa.string())
         names = self.part_names()
         ids_by_part: dict[str, pa.Array] = {}
         for name, part_ids in zip(names, _parallel_map(self._read_ids, names), strict=True):
@@ -111,17 +113,15 @@ class SampleStore:
         part_of = np.full(len(ids), no_part, np.int32)
         if parts:
             # One lookup for all parts, since each lookup builds a hash table of all ids.
-            found = pc.index_in(pa.concat_arrays(list(ids_by_part.values())), value_set=_to_array(ids))
+            found = pc.index_in(pa.concat_arrays(list(ids_by_part.values())), value_set=ids)
             part_sizes = [len(part_ids) for part_ids in ids_by_part.values()]
             part_numbers = np.repeat(np.arange(len(parts), dtype=np.int32), part_sizes)
             in_ids = found.is_valid().to_numpy(zero_copy_only=False)
             np.minimum.at(part_of, found.drop_null().to_numpy(), part_numbers[in_ids])
         part_of[part_of == no_part] = -1
-        return StoreIndex(parts, part_of)
+        return StoreIndex(ids, parts, part_of)
 
-    def load(
-        self, index: StoreIndex, ids: Sequence[str] | pa.Array, indices: Indices, columns: Sequence[str] | None = None
-    ) -> pa.Table:
+    def load(self, index: StoreIndex, indices: Indices, columns: Sequence[str] | None = None) -> pa.Table:
         """The samples at these indices, in this order. Only the parts that hold them are read, each of them once.
 
         Args:
@@ -136,27 +136,46 @@ class SampleStore:
             raise ValueError(f"{self.artifact.url}: no sample at indices {absent[:5]}")
         names = list(columns or SAMPLE_SCHEMA.names)
         schema = pa.schema([SAMPLE_SCHEMA.field(name) for name in names], SAMPLE_SCHEMA.metadata)
-        # Read part by part, then restore the requested order: the argsort of a permutation is its inverse.
-        by_part = np.argsort(index.part_of[indices], kind="stable")
-        tables = self._map_parts(lambda table: table, index, ids, indices[by_part], names)
-        loaded = pa.concat_tables([schema.empty_table(), *tables])
-        return loaded.take(np.argsort(by_part))
+        order = [np.empty(0, np.int64)]
+        tables = [schema.empty_table()]
+        for rows, table in self._map_parts(lambda table: table, index, indices, names):
+            order.append(rows)
+            tables.append(table)
+        # From the order of the parts to the requested one: the argsort of a permutation is its inverse.
+        return pa.concat_tables(tables).take(np.argsort(np.concatenate(order)))
 
-    def kept(self, index: StoreIndex, ids: Sequence[str] | pa.Array) -> npt.NDArray[np.bool_]:
+    def read_kept(self, ids: Sequence[str] | pa.Array) -> tuple[StoreIndex, npt.NDArray[np.bool_]]:
+        """The index, and `kept` of it; without parts that turn out to be corrupt."""
+        return self._without_corrupt_parts(self.kept, ids)
+
+    def read_tally(self, ids: Sequence[str] | pa.Array) -> Tally:
+        """The `tally` of what is stored; without parts that turn out to be corrupt."""
+        _, tally = self._without_corrupt_parts(self.tally, ids)
+        return tally
+
+    def _without_corrupt_parts(
+        self, read: Callable[[StoreIndex], _T], ids: Sequence[str] | pa.Array
+    ) -> tuple[StoreIndex, _T]:
+        while True:
+            index = self.index(ids)
+            try:
+                return index, read(index)
+            except CorruptPart:
+                continue  # it has been quarantined and reported, and no longer counts
+
+    def kept(self, index: StoreIndex) -> npt.NDArray[np.bool_]:
         """(N,) bool: which examples have a stored answer that is kept. Reads one part at a time.
 
         Raises:
             CorruptPart: as `load`.
         """
         stored = np.flatnonzero(index.stored)
-        by_part = stored[np.argsort(index.part_of[stored], kind="stable")]
-        kept = np.zeros(len(ids), bool)
-        outcomes = list(self._map_parts(_kept_rows, index, ids, by_part, ["outcome"]))
-        if outcomes:
-            kept[by_part] = np.concatenate(outcomes)
+        kept = np.zeros(len(index.ids), bool)
+        for rows, kept_rows in self._map_parts(_kept_rows, index, stored, ["outcome"]):
+            kept[stored[rows]] = kept_rows
         return kept
 
-    def tally(self, index: StoreIndex, ids: Sequence[str] | pa.Array) -> Tally:
+    def tally(self, index: StoreIndex) -> Tally:
         """Count outcomes, finish reasons and thoughts of the stored examples, each once. Reads one part at a time.
 
         Raises:
@@ -164,34 +183,32 @@ class SampleStore:
         """
         total = Tally()
         stored = np.flatnonzero(index.stored)
-        by_part = np.argsort(index.part_of[stored], kind="stable")
-        columns = ["outcome", "finish_reason", "text"]
-        for part in self._map_parts(_tally_table, index, ids, stored[by_part], columns):
+        for _, part in self._map_parts(_tally_table, index, stored, ["outcome", "finish_reason", "text"]):
             total.outcomes += part.outcomes
             total.finish_reasons += part.finish_reasons
             total.thoughts += part.thoughts
         return total
 
     def _map_parts(
-        self,
-        function: Callable[[pa.Table], _T],
-        index: StoreIndex,
-        ids: Sequence[str] | pa.Array,
-        indices: Indices,
-        columns: list[str],
-    ) -> Iterator[_T]:
-        """Apply `function` to the samples of each part, in the order of `indices`, which are sorted by part."""
-        numbers, starts = np.unique(index.part_of[indices], return_index=True)
-        stops = [*starts[1:], len(indices)]
-        sorted_ids = _to_array(ids).take(pa.array(indices))
+        self, function: Callable[[pa.Table], _T], index: StoreIndex, indices: Indices, columns: list[str]
+    ) -> Iterator[tuple[Indices, _T]]:
+        """Apply `function` to the samples of each part at these indices.
+
+        Yields, for each part, which of `indices` (numbered from 0) it holds, and the result for them in that order.
+        """
+        by_part = np.argsort(index.part_of[indices], kind="stable")
+        numbers, starts = np.unique(index.part_of[indices][by_part], return_index=True)
+        rows_by_part = np.split(by_part, starts[1:])
         read_columns = [*columns] if "example_id" in columns else [*columns, "example_id"]
 
-        def apply(number: int, start: int, stop: int) -> _T:
+        def apply(number: int, rows: Indices) -> tuple[Indices, _T]:
             table = self._read(index.parts[number], read_columns)
-            rows = pc.index_in(sorted_ids[start:stop], value_set=table["example_id"].combine_chunks())
-            return function(table.select(columns).take(rows))
+            part_ids = table["example_id"].combine_chunks()
+            found = pc.index_in(index.ids.take(pa.array(indices[rows])), value_set=part_ids)
+            return rows, function(table.select(columns).take(found))
 
-        return _parallel_map(apply, numbers, starts, stops)
+        # Without indices there are no numbers, and `split` returns one array all the same.
+        return _parallel_map(apply, numbers, rows_by_part[: len(numbers)])
 
     def _read_ids(self, name: str) -> pa.Array | None:
         """The ids of a part's examples, or None if the part is corrupt or missing."""
@@ -236,16 +253,6 @@ class SampleStore:
         return error
 
 
-def read_kept(store: SampleStore, ids: Sequence[str] | pa.Array) -> tuple[StoreIndex, npt.NDArray[np.bool_]]:
-    """Where every example is stored, and which stored answers are kept; without parts that turn out to be corrupt."""
-    while True:
-        index = store.index(ids)
-        try:
-            return index, store.kept(index, ids)
-        except CorruptPart:
-            continue  # it has been quarantined and reported, and no longer counts
-
-
 def _part_name(example_ids: pa.ChunkedArray) -> str:
     """A name that depends on the ids only, not on their order."""
     ids = "\n".join(sorted(example_ids.to_pylist()))
@@ -286,10 +293,6 @@ def _kept_rows(samples: pa.Table) -> npt.NDArray[np.bool_]:
 def _tally_table(samples: pa.Table) -> Tally:
     outcomes, finish_reasons, texts = (column.to_pylist() for column in samples.columns)
     return Tally(Counter(outcomes), Counter(finish_reasons), count_thoughts(text or "" for text in texts))
-
-
-def _to_array(ids: Sequence[str] | pa.Array) -> pa.Array:
-    return ids if isinstance(ids, pa.Array) else pa.array(ids, pa.string())
 
 
 def _parallel_map(function: Callable[..., _T], *items: Iterable[Any]) -> Iterator[_T]:

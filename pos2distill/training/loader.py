@@ -28,7 +28,7 @@ import pyarrow as pa
 from pos2distill.config import Study
 from pos2distill.errors import UserError
 from pos2distill.randomness import derive_generator
-from pos2distill.store.samples import SampleStore, StoreIndex, read_kept
+from pos2distill.store.samples import SampleStore, StoreIndex
 from pos2distill.store.selection import Selection
 from pos2distill.training.batches import Batch, BatchCollector, IndexedSample
 from pos2distill.training.distributed import DistContext
@@ -266,7 +266,7 @@ class BatchLoader:
     # --- the store
 
     def _load(self, indices: Indices) -> Arrival:
-        samples = kept_samples(self.store.load(self._store_index, self.ids, indices))
+        samples = kept_samples(self.store.load(self._store_index, indices))
         return list(map(IndexedSample, indices.tolist(), samples))
 
     def _resolved(self, table: pa.Table) -> Arrival:
@@ -291,10 +291,12 @@ class BatchLoader:
         """What the store holds, as rank 0 sees it; others could see parts that are newer."""
         own = None
         if self.dist.rank == 0:
-            own = read_kept(self.store, self.ids)
-        index, kept_N = self.dist.all_gather_object(own)[0]
-        self._store_index: StoreIndex = index
-        self._selection = Selection(index.stored, kept_N, self.study.wanted_samples)
+            index, kept_N = self.store.read_kept(self.ids)
+            # Without the ids, which every rank has.
+            own = (index.parts, index.part_of, kept_N)
+        parts, part_of_N, kept_N = self.dist.all_gather_object(own)[0]
+        self._store_index = StoreIndex(self.ids, parts, part_of_N)
+        self._selection = Selection(self._store_index.stored, kept_N, self.study.wanted_samples)
 
 
 class _GatheredStream:

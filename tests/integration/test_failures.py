@@ -42,7 +42,7 @@ def sample(recipe: Recipe) -> dict[str, int]:
 
 def stored(recipe: Recipe) -> list[dict[str, Any]]:
     ids, store = training_ids(recipe), sample_store(recipe)
-    return store.load(store.index(ids), ids, np.arange(len(ids)), ["outcome", "error", "response_ids"]).to_pylist()
+    return store.load(store.index(ids), np.arange(len(ids)), ["outcome", "error", "response_ids"]).to_pylist()
 
 
 def test_sample_keeps_and_counts_failed_rows_with_their_error(fake: Callable[..., Recipe]) -> None:

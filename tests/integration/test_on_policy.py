@@ -55,7 +55,7 @@ def samples_of(each: Round) -> list[dict[str, Any]]:
     store = SampleStore(each.sample.artifact)
     rows = [row for name in store.part_names() for row in store._read(name, ["example_id"]).to_pylist()]
     ids = sorted(row["example_id"] for row in rows)
-    samples: list[dict[str, Any]] = store.load(store.index(ids), ids, list(range(len(ids)))).to_pylist()  # type: ignore[arg-type]
+    samples: list[dict[str, Any]] = store.load(store.index(ids), list(range(len(ids)))).to_pylist()  # type: ignore[arg-type]
     return samples
 
 

@@ -183,7 +183,7 @@ def test_inspect_samples_shows_the_teachers_entropy(recipe: Recipe, command: Com
     model = AutoModelForCausalLM.from_pretrained(recipe.study.model.path, dtype=torch.float32)
     store = SampleStore(make_plan(recipe).sample.artifact)
     ids = sample_ids_of(make_plan(recipe).sample)
-    samples = store.load(store.index(ids), ids, np.arange(2), ["prompt_ids", "response_ids"]).to_pylist()
+    samples = store.load(store.index(ids), np.arange(2), ["prompt_ids", "response_ids"]).to_pylist()
     for sample, entropy in zip(samples, shown, strict=True):
         response = sample["response_ids"]
         with torch.no_grad():

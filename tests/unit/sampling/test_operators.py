@@ -313,7 +313,7 @@ def test_store_samples_counts_and_fills_teacher_columns_with_nulls(tmp_path: Pat
     returned = store_samples(samples.drop_columns(["hidden", "hidden_dtype"]), artifact, counter, return_samples)
     assert counter.calls == [(["kept", "kept"], [None, None], ["a", "b"])]
     assert returned.equals(samples if return_samples else samples.select(["example_id"]))
-    assert store.load(store.index(["a", "b"]), ["a", "b"], np.arange(2)).equals(samples)
+    assert store.load(store.index(["a", "b"]), np.arange(2)).equals(samples)
 
 
 def test_prompt_builder_is_created_again_only_for_changed_files(
