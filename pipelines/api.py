@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # The columns of a sample without token ids and tensors.
-_SAMPLE_COLUMNS = ["example_id", "slots", "text", "truncated_text", "correct", "outcome", "error", "finish_reason"]
+_SAMPLE_COLUMNS = [
+    *("sample_id", "example_id", "slots", "text", "truncated_text", "correct", "outcome", "error", "finish_reason"),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class Samples:
     table: pa.Table = field(repr=False)
 
     def to_pandas(self) -> "pd.DataFrame":
-        """One row for each example: its slots (0-based), the text, whether it is correct and kept."""
+        """One row for each sample: its slots (0-based), the text, whether it is correct and kept."""
         return self.table.to_pandas()
 
 

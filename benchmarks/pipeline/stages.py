@@ -54,7 +54,7 @@ class Stopwatch:
 class IgnoredCounts:
     """A `SampleCounter` that counts nothing."""
 
-    def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], example_ids: Sequence[str]) -> None:
+    def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], sample_ids: Sequence[str]) -> None:
         """See `SampleCounter`."""
 
 

@@ -186,10 +186,10 @@ class _Chain:
         return pa.concat_tables(parts)
 
     def _needed(self, operator: ActorOperator, batch: pa.Table) -> pa.Table:
-        """The examples of a batch that are still needed."""
+        """The samples of a batch that are still needed."""
         if not operator.only_needed or self.tracker is None:
             return batch
-        needed = self.tracker.claim_needed(batch["example_id"].to_pylist())
+        needed = self.tracker.claim_needed(batch["sample_id"].to_pylist())
         assert needed is not None, "each block is one batch, and stored before the next one"
         return batch.filter(needed)
 
@@ -265,9 +265,9 @@ class LocalSession:
         """Nobody gives notice to a local run."""
         return False
 
-    def count_step(self, examples: int, steps: int, loss: float) -> None:
+    def count_step(self, samples: int, steps: int, loss: float) -> None:
         """See `WorkerSession.count_step`."""
-        self.tracker.count_step(examples, steps, loss)
+        self.tracker.count_step(samples, steps, loss)
 
 
 def saved_folders(checkpoint: Artifact) -> list[str]:

@@ -37,7 +37,7 @@ class Selection:
 
     def accepts(self, row: Row) -> bool:
         """Whether a question is shown."""
-        words = f"{row['example_id']}\n{row['location']}\n{row['question']}".lower()
+        words = "\n".join([row.get("sample_id", row["example_id"]), row["location"], row["question"]]).lower()
         return (
             (self.example is None or self.example.lower() in words)
             and (self.position is None or self.position == row["position"])

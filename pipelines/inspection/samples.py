@@ -16,7 +16,10 @@ from ..artifact_lookup import input_artifact
 from ..stages.prepare import TRAIN, read_locations, training_ids
 from .rows import InspectedRow, PromptParts, Row
 
-_COLUMNS = ("example_id", "documents", "slots", "text", "truncated_text", "outcome", "error", "finish_reason")
+_COLUMNS = (
+    *("sample_id", "example_id", "documents", "slots"),
+    *("text", "truncated_text", "outcome", "error", "finish_reason"),
+)
 
 
 def sample_rows(artifact: Artifact, study: Study, *, entropy: bool) -> Iterator[InspectedRow]:
@@ -26,9 +29,9 @@ def sample_rows(artifact: Artifact, study: Study, *, entropy: bool) -> Iterator[
     questions = {
         row["example_id"]: row for row in examples.read_table(TRAIN, ["example_id", "question", "answers"]).to_pylist()
     }
-    example_ids = training_ids(examples).to_pylist()
+    example_ids = training_ids(examples)
     per_example = study.method.responses_per_example
-    ids = pa.array(example_ids if per_example == 1 else sample_ids(example_ids, per_example), pa.string())
+    ids = example_ids if per_example == 1 else pa.array(sample_ids(example_ids.to_pylist(), per_example), pa.string())
     # Then the prompt that was answered is not stored.
     stored_prompt_is_teachers = study.method.teacher_gets_another_prompt
     store = SampleStore(artifact)
@@ -37,15 +40,15 @@ def sample_rows(artifact: Artifact, study: Study, *, entropy: bool) -> Iterator[
     samples = store.load(index, stored, [*_COLUMNS, "example" if stored_prompt_is_teachers else "prompt_ids"])
     teacher_entropy = TeacherEntropy(study, store, index) if entropy else None
     for position, sample in zip(stored.tolist(), samples.to_pylist(), strict=True):
-        example_id = example_ids[position // per_example]
-        question = questions[example_id]
+        question = questions[sample["example_id"]]
         prompt = sample.get("prompt_ids", ())
         # A sample that failed may have a prompt that is too long to be built.
         if stored_prompt_is_teachers and sample["outcome"] != "failed":
             prompt = PromptParts(example_from_row(sample["example"]), sample["documents"], tuple(sample["slots"]))
         values: Row = {
+            "sample_id": sample["sample_id"],
             "example_id": sample["example_id"],
-            "location": locations.get(example_id, ""),
+            "location": locations.get(sample["example_id"], ""),
             "question": question["question"],
             "answers": question["answers"],
             "documents": sample["documents"],

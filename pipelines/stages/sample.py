@@ -1,6 +1,6 @@
 """Stage `sample`: responses into the sample store, with what the teacher stores beside them.
 
-missing examples -> prompts -> sampler pool -> teacher pool -> sample store (-> trainers)
+missing samples -> prompts -> sampler pool -> teacher pool -> sample store (-> trainers)
 
 The frozen model answers the advantageous prompts, and the teacher reads the same ones unless its slot is random. In an
 on-policy method the student answers, at the slots that it is trained at; then the teacher gets the advantageous prompt
@@ -135,7 +135,7 @@ def progress_spec(stage: Stage, context: RunContext, label: str, *, epochs: int 
     """What is tracked while samples are made.
 
     Args:
-        label: `sample` or `distill`. epochs: how often the examples are counted.
+        label: `sample` or `distill`. epochs: how often the samples are counted.
     """
     ids = sample_ids_of(stage)
     stored = SampleStore(stage.artifact).read_tally(ids).outcomes
@@ -154,7 +154,7 @@ def progress_spec(stage: Stage, context: RunContext, label: str, *, epochs: int 
 def sample_stream(
     stage: Stage, runtime: Runtime, tracker: Tracker, *, return_samples: bool, preserve_order: bool = False
 ) -> Stream:
-    """The samples that the store lacks. Each block of examples becomes one part of the store.
+    """The samples that the store lacks. Each block becomes one part of the store.
 
     Args:
         return_samples: return tables of `SAMPLE_SCHEMA`; else ids alone.
@@ -168,7 +168,7 @@ def sample_stream(
 def sampling_operators(
     stage: Stage, runtime: Runtime, counter: SampleCounter, *, return_samples: bool
 ) -> list[Operator]:
-    """The operators from blocks of missing examples to stored samples."""
+    """The operators from blocks of missing samples to stored samples."""
     study = with_measured(stage.study, stage.inputs)
     frozen = study.model
     if "student" in stage.inputs:

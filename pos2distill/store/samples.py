@@ -1,8 +1,8 @@
-"""The sample store: append-only Parquet parts in one artifact; each example is read once.
+"""The sample store: append-only Parquet parts in one artifact; each sample is read once.
 
-A part is named after the ids of its examples, so a batch that is written twice (its actor died after the write) gives
-one file. Writers that race may leave an example in several parts; every reader uses the first of them in the order of
-part names. A corrupt part is named in the log, moved from `parts/` to `quarantine/`, and its examples count as missing.
+A part is named after the ids of its samples, so a batch that is written twice (its actor died after the write) gives
+one file. Writers that race may leave a sample in several parts; every reader uses the first of them in the order of
+part names. A corrupt part is named in the log, moved from `parts/` to `quarantine/`, and its samples count as missing.
 """
 
 import contextlib
@@ -42,9 +42,9 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoreIndex:
-    """Which part holds each example of a list of N ids.
+    """Which part holds each sample of a list of N ids.
 
-    ids: the list. parts: names of the parts, sorted. part_of: (N,) int32, for each example the index of its part in
+    ids: the list. parts: names of the parts, sorted. part_of: (N,) int32, for each sample the index of its part in
     `parts`, or -1 if it is not stored.
     """
 
@@ -54,13 +54,13 @@ class StoreIndex:
 
     @property
     def stored(self) -> npt.NDArray[np.bool_]:
-        """(N,) bool: whether each example is stored."""
+        """(N,) bool: whether each sample is stored."""
         return self.part_of >= 0
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of the stored examples by outcome and by finish reason, and of their thoughts (`count_thoughts`)."""
+    """Counts of the stored samples by outcome and by finish reason, and of their thoughts (`count_thoughts`)."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     finish_reasons: Counter[str] = field(default_factory=Counter)
@@ -70,7 +70,7 @@ class Tally:
 class SampleStore:
     """The samples of one artifact.
 
-    `ids` is always the list of all training ids, each of them once. `indices` are indices into it.
+    `ids` is always the list of all sample ids (`sample_ids`), each of them once. `indices` are indices into it.
     """
 
     def __init__(self, artifact: Artifact) -> None:
@@ -89,7 +89,7 @@ class SampleStore:
             samples: a table of `SAMPLE_SCHEMA` with at least one row.
         Returns: the part's name.
         """
-        name = _part_name(samples["example_id"])
+        name = _part_name(samples["sample_id"])
         write_table(self.artifact.fs, f"{self.folder}/{name}", samples.cast(SAMPLE_SCHEMA))
         return name
 
@@ -98,7 +98,7 @@ class SampleStore:
         return [path.rpartition("/")[2] for path in list_matching(self.artifact.fs, self.folder, "part-*.parquet")]
 
     def index(self, ids: Sequence[str] | pa.Array) -> StoreIndex:
-        """Find the part of every example, and quarantine corrupt parts. Examples that `ids` lacks are ignored."""
+        """Find the part of every sample, and quarantine corrupt parts. Samples that `ids` lacks are ignored."""
         ids = ids if isinstance(ids, pa.Array) else pa.array(ids, pa.string())
         names = self.part_names()
         ids_by_part: dict[str, pa.Array] = {}
@@ -107,7 +107,7 @@ class SampleStore:
                 ids_by_part[name] = part_ids
 
         parts = tuple(ids_by_part)
-        # The first part in name order counts, so an example gets the least number of the parts that hold it. Until a
+        # The first part in name order counts, so a sample gets the least number of the parts that hold it. Until a
         # part is found, its number is higher than that of any part.
         no_part = len(parts)
         part_of = np.full(len(ids), no_part, np.int32)
@@ -164,7 +164,7 @@ class SampleStore:
                 continue  # it has been quarantined and reported, and no longer counts
 
     def kept(self, index: StoreIndex) -> npt.NDArray[np.bool_]:
-        """(N,) bool: which examples have a stored answer that is kept. Reads one part at a time.
+        """(N,) bool: which samples are stored and kept. Reads one part at a time.
 
         Raises:
             CorruptPart: as `load`.
@@ -176,7 +176,7 @@ class SampleStore:
         return kept
 
     def tally(self, index: StoreIndex) -> Tally:
-        """Count outcomes, finish reasons and thoughts of the stored examples, each once. Reads one part at a time.
+        """Count outcomes, finish reasons and thoughts of the stored samples, each once. Reads one part at a time.
 
         Raises:
             CorruptPart: as `load`.
@@ -199,11 +199,11 @@ class SampleStore:
         by_part = np.argsort(index.part_of[indices], kind="stable")
         numbers, starts = np.unique(index.part_of[indices][by_part], return_index=True)
         rows_by_part = np.split(by_part, starts[1:])
-        read_columns = [*columns] if "example_id" in columns else [*columns, "example_id"]
+        read_columns = [*columns] if "sample_id" in columns else [*columns, "sample_id"]
 
         def apply(number: int, rows: Indices) -> tuple[Indices, _T]:
             table = self._read(index.parts[number], read_columns)
-            part_ids = table["example_id"].combine_chunks()
+            part_ids = table["sample_id"].combine_chunks()
             found = pc.index_in(index.ids.take(pa.array(indices[rows])), value_set=part_ids)
             return rows, function(table.select(columns).take(found))
 
@@ -211,14 +211,14 @@ class SampleStore:
         return _parallel_map(apply, numbers, rows_by_part[: len(numbers)])
 
     def _read_ids(self, name: str) -> pa.Array | None:
-        """The ids of a part's examples, or None if the part is corrupt or missing."""
+        """The ids of a part's samples, or None if the part is corrupt or missing."""
         try:
-            return self._read(name, ["example_id"])["example_id"].combine_chunks()
+            return self._read(name, ["sample_id"])["sample_id"].combine_chunks()
         except CorruptPart:
             return None
 
     def _read(self, name: str, columns: list[str]) -> pa.Table:
-        """Columns of one part, `example_id` among them.
+        """Columns of one part, `sample_id` among them.
 
         A part that cannot be read is downloaded whole and parsed again, so that an error of the connection is not
         taken for corruption. A storage that does not respond raises its own error.
@@ -234,7 +234,7 @@ class SampleStore:
         try:
             data = fs.cat_file(path)
         except FileNotFoundError:
-            raise CorruptPart(f"{path}: not found; its examples will be sampled again") from None
+            raise CorruptPart(f"{path}: not found; its samples will be made again") from None
         try:
             return _parse(pa.BufferReader(data), name, SAMPLE_SCHEMA.names).select(columns)
         except _CORRUPTION_ERRORS as error:
@@ -247,15 +247,15 @@ class SampleStore:
         with contextlib.suppress(FileNotFoundError):  # another process has moved it already
             move(fs, f"{self.folder}/{name}", f"{self.quarantine}/{name}")
         error = CorruptPart(
-            f"{self.folder}/{name}: corrupt ({reason}); moved to {self.quarantine}, its examples will be sampled again"
+            f"{self.folder}/{name}: corrupt ({reason}); moved to {self.quarantine}, its samples will be made again"
         )
         _logger.warning("%s", error)
         return error
 
 
-def _part_name(example_ids: pa.ChunkedArray) -> str:
+def _part_name(sample_ids: pa.ChunkedArray) -> str:
     """A name that depends on the ids only, not on their order."""
-    ids = "\n".join(sorted(example_ids.to_pylist()))
+    ids = "\n".join(sorted(sample_ids.to_pylist()))
     return f"part-{hashlib.sha256(ids.encode()).hexdigest()[:16]}.parquet"
 
 
@@ -275,8 +275,8 @@ def _parse(source: Any, name: str, columns: list[str], *, coalesce: bool = False
     # Parts are read in parallel already, so each of them uses one thread.
     table = file.read(columns, use_threads=False)
     table.validate()
-    if _part_name(table["example_id"]) != name:
-        raise ValueError("its examples are not those that it is named after")
+    if _part_name(table["sample_id"]) != name:
+        raise ValueError("its samples are not those that it is named after")
     return table.select(columns)
 
 

@@ -21,13 +21,13 @@ class StepLog:
     Args:
         step: at which training starts; records of later steps, made after the checkpoint, are removed, since those
             steps are made again.
-        examples: to train on, as far as they are kept.
+        samples: to train on, as far as they are kept.
     """
 
-    def __init__(self, job: TrainingJob, session: WorkerSession, step: int, examples: int) -> None:
+    def __init__(self, job: TrainingJob, session: WorkerSession, step: int, samples: int) -> None:
         self.artifact = job.checkpoint
         self.session = session
-        self.examples = examples * job.study.training.epochs
+        self.samples = samples * job.study.training.epochs
         self.lines: list[str] = []
         self.start = step
         self.folder = f"{self.artifact.path}/{STEPS_FOLDER}"
@@ -37,7 +37,7 @@ class StepLog:
     def __call__(self, record: StepRecord) -> None:
         """Log one step."""
         self.lines.append(json.dumps(record.as_dict()))
-        self.session.count_step(round(record.fraction * self.examples), record.step + 1, record.loss)
+        self.session.count_step(round(record.fraction * self.samples), record.step + 1, record.loss)
         for tracker in self.trackers:
             tracker.log(record)
 

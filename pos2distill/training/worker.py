@@ -92,11 +92,11 @@ def _empty_scratch(job: TrainingJob, session: WorkerSession) -> Path:
 
 
 def _resume(
-    job: TrainingJob, session: WorkerSession, strategy: Strategy, examples: int, scratch: Path
+    job: TrainingJob, session: WorkerSession, strategy: Strategy, samples: int, scratch: Path
 ) -> TrainingProgress:
     with session.last_checkpoint(scratch) as folder:
         if folder is None:
-            return TrainingProgress.at_start(examples)
+            return TrainingProgress.at_start(samples)
         try:
             strategy.load_state(folder)
             return TrainingProgress.load(folder)

@@ -47,8 +47,8 @@ def test_sample_store_with_racing_writers_loses_nothing_and_shows_whole_parts(
         ]
         index = store.index(IDS)
         while not all(write.done() for write in writing):
-            loaded = store.load(index, np.flatnonzero(index.stored), ["example_id"])
-            assert loaded["example_id"].to_pylist() == [IDS[position] for position in np.flatnonzero(index.stored)]
+            loaded = store.load(index, np.flatnonzero(index.stored), ["sample_id"])
+            assert loaded["sample_id"].to_pylist() == [IDS[position] for position in np.flatnonzero(index.stored)]
             seen.append(len(loaded))
             index = store.index(IDS)
         parts = {write.result() for write in writing}
@@ -56,7 +56,7 @@ def test_sample_store_with_racing_writers_loses_nothing_and_shows_whole_parts(
     assert seen == sorted(seen)
     assert set(index.parts) == parts
     assert len(parts) == len(blocks)
-    assert store.load(index, np.arange(240), ["example_id"])["example_id"].to_pylist() == IDS
+    assert store.load(index, np.arange(240), ["sample_id"])["sample_id"].to_pylist() == IDS
     assert store.tally(index).outcomes == {"kept": 240}
     assert not store.artifact.fs.exists(store.quarantine)
     assert not [record for record in caplog.records if "corrupt" in record.message]

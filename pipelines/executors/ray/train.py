@@ -178,9 +178,9 @@ class RaySession:
         """
         return get_train_context().preemption_context.preemption_info is not None
 
-    def count_step(self, examples: int, steps: int, loss: float) -> None:
+    def count_step(self, samples: int, steps: int, loss: float) -> None:
         """See `WorkerSession.count_step`."""
-        self.tracker.count_step(examples, steps, loss)
+        self.tracker.count_step(samples, steps, loss)
 
 
 class ShardReader:

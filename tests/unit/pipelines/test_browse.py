@@ -808,6 +808,10 @@ def test_inspect_samples_shows_the_answered_prompts_not_the_teachers(
     rows = [json.loads(line) for line in lines if line.startswith("{")]  # the run's own lines come before
     assert len(rows) == 8 * responses
     assert all(row["question"] and row["location"] for row in rows)
+    assert len({row["sample_id"] for row in rows}) == len(rows)
+    assert len({row["example_id"] for row in rows}) == 8
+    last = command("inspect", recipe.storage, "--samples", "--json", "--example", rows[-1]["sample_id"])
+    assert [json.loads(line)["sample_id"] for line in last] == [rows[-1]["sample_id"]]
     # The gold document is at the position of each.
     for row in rows:
         answer, position = row["answers"][0], int(row["position"])

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from pos2distill.errors import UserError
+from pos2distill.records import SCHEMA_VERSION
 from pos2distill.store.artifacts import Artifact, other_fingerprints
 from pos2distill.store.files import write_bytes, write_json
 
@@ -142,7 +143,10 @@ def test_artifact_manifest_refuses_another_schema_version(storage: str) -> None:
         artifact.manifest()
 
 
-@pytest.mark.parametrize("content", ["", '{"schema_version": 1', "[]", "{}", '{"schema_version": 6, "counts": {}}'])
+@pytest.mark.parametrize(
+    "content",
+    ["", '{"schema_version": 1', "[]", "{}", json.dumps({"schema_version": SCHEMA_VERSION, "counts": {}})],
+)
 def test_artifact_manifest_reports_a_corrupt_file(storage: str, content: str) -> None:
     artifact = publish(storage)
     write_bytes(artifact.fs, f"{artifact.path}/manifest.json", content.encode())
