@@ -19,8 +19,8 @@ from pos2distill.evaluation.charts import AFTER, BEFORE, curve_chart, loss_chart
 from pos2distill.evaluation.result import Evaluation, Picture
 from pos2distill.evaluation.scores import Curve
 from pos2distill.store.artifacts import Artifact
+from pos2distill.store.checkpoint_layout import MODEL_FOLDER, model_url
 from pos2distill.store.samples import SampleStore
-from pos2distill.training.job import MODEL_FOLDER, model_url
 
 from . import commands
 from .api_input import (
@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # The columns of a sample without token ids and tensors.
-_SAMPLE_COLUMNS = ["example_id", "slots", "text", "truncated_text", "correct", "outcome", "error", "finish_reason"]
+_SAMPLE_COLUMNS = [
+    *("sample_id", "example_id", "slots", "text", "truncated_text", "correct", "outcome", "error", "finish_reason"),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class Samples:
     table: pa.Table = field(repr=False)
 
     def to_pandas(self) -> "pd.DataFrame":
-        """One row for each example: its slots (0-based), the text, whether it is correct and kept."""
+        """One row for each sample: its slots (0-based), the text, whether it is correct and kept."""
         return self.table.to_pandas()
 
 
@@ -161,10 +163,10 @@ def sample(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questio
         cells = commands.plan_command(loaded, "sample")
         commands.run_sample(loaded, cells)
         plan = cells[0].plan
-        store, ids = SampleStore(plan.sample.artifact), sample_ids_of(plan.sample)
-        index = store.index(ids)
+        store = SampleStore(plan.sample.artifact)
+        index = store.index(sample_ids_of(plan.sample))
         # Not all candidates are sampled where fewer are enough.
-        table = store.load(index, ids, np.flatnonzero(index.stored), _SAMPLE_COLUMNS)
+        table = store.load(index, np.flatnonzero(index.stored), _SAMPLE_COLUMNS)
         return Samples(plan.sample.artifact.url, plan.sample.output().manifest().counts, table)
 
 

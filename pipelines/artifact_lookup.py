@@ -10,7 +10,8 @@ from pos2distill.config import Study
 from pos2distill.config.restrict import validate_evaluated
 from pos2distill.errors import UserError, did_you_mean_one, no_such_folder
 from pos2distill.literal_paths import list_matching
-from pos2distill.store.artifacts import RUN_FILE, Artifact
+from pos2distill.store.artifacts import Artifact
+from pos2distill.store.storage import RUN_FILE
 from pos2distill.urls import open_url, require_listable, storage_errors
 
 from .provenance import UNFINISHED_FILE, Provenance, corrupt_provenance, read_provenance

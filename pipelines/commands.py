@@ -12,8 +12,9 @@ from pos2distill.config.restrict import replace_section
 from pos2distill.errors import UserError
 from pos2distill.evaluation.gate import Gate
 from pos2distill.evaluation.result import Evaluation
-from pos2distill.store.artifacts import check_storage, other_fingerprints
-from pos2distill.training.job import model_url
+from pos2distill.store.artifacts import other_fingerprints
+from pos2distill.store.checkpoint_layout import model_url
+from pos2distill.store.storage import check_storage
 from pos2distill.urls import storage_errors
 
 from .evaluations import read_evaluations, write_evaluations

@@ -6,7 +6,7 @@ import yaml
 
 from pos2distill.config import Recipe
 from pos2distill.config.defaults import all_settings, changed_settings
-from pos2distill.store.artifacts import check_storage
+from pos2distill.store.storage import check_storage
 
 from .commands import plan_command, stages_of_command
 from .data_checks import CheckedPrompts, check_data

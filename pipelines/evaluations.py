@@ -7,7 +7,7 @@ from pos2distill.config import Recipe
 from pos2distill.evaluation.evaluation_page import EvaluationInputs, render_evaluation
 from pos2distill.evaluation.report import render_report
 from pos2distill.evaluation.result import Evaluation, to_evaluation
-from pos2distill.training.job import model_url
+from pos2distill.store.checkpoint_layout import model_url
 
 from .folders import write_folder
 from .plan import Plan

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pos2distill.literal_paths import move, remove
-from pos2distill.store.artifacts import write_bytes, write_json
+from pos2distill.store.files import write_bytes, write_json
 from pos2distill.urls import open_url, storage_errors
 
 MODELS = ("base", "distilled")

@@ -9,7 +9,7 @@ from pos2distill.errors import UserError
 from pos2distill.evaluation.gate import Gate, check_gate
 from pos2distill.evaluation.result import Evaluation
 from pos2distill.evaluation.scores import Grid, GridMismatch, to_grid
-from pos2distill.store.artifacts import read_table
+from pos2distill.store.files import read_table
 from pos2distill.urls import open_url
 
 from .stages.answers import PREDICTIONS, REFUSALS

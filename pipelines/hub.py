@@ -8,7 +8,7 @@ from pathlib import Path
 from pos2distill.errors import UserError
 from pos2distill.literal_paths import download
 from pos2distill.store.artifacts import Artifact
-from pos2distill.training.job import ADAPTER_FOLDER, MODEL_FOLDER
+from pos2distill.store.checkpoint_layout import ADAPTER_FOLDER, MODEL_FOLDER
 from pos2distill.urls import storage_errors
 
 from .artifact_lookup import open_artifact

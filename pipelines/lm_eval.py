@@ -19,7 +19,7 @@ from pos2distill.config import Study
 from pos2distill.errors import UserError
 from pos2distill.literal_paths import list_matching
 from pos2distill.records import PREDICTION_SCHEMA
-from pos2distill.store.artifacts import RUN_FILE
+from pos2distill.store.storage import RUN_FILE
 from pos2distill.urls import open_url, storage_errors
 
 from .artifact_lookup import open_artifact, open_folder, study_of

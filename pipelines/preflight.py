@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pos2distill.config import PoolSection, Recipe, TrainersSection
 from pos2distill.errors import UserError
 from pos2distill.models.files import files_version, is_hub_name
-from pos2distill.store.artifacts import check_storage
+from pos2distill.store.storage import check_storage
 from pos2distill.training.trackers import check_trackers
 
 from .machine_checks import check_gpus, check_ray, check_rights, check_space, check_temporary_space

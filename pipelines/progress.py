@@ -112,7 +112,7 @@ def _of_tracker(spec: ProgressSpec, read: Callable[[], RunProgress | None], hint
         count = min(progress.count(spec.label), spec.total)
         return Figures(count, str(progress), "" if _has_begun(spec, progress) else _STARTING)
 
-    return _Counted(spec.label, spec.total, done, "example", figures, hint)
+    return _Counted(spec.label, spec.total, done, "sample", figures, hint)
 
 
 def _has_begun(spec: ProgressSpec, progress: RunProgress) -> bool:

@@ -25,9 +25,9 @@ _PATIENCE_SECONDS = 120.0
 class ProgressSpec:
     """What is tracked.
 
-    run: name of the run. label: `sample` counts kept samples, `distill` examples trained on.
-    total: examples to count to. stored: samples of an earlier run, by outcome. guard: is given every stored sample.
-    ids: of all examples that may be sampled. selection: what an earlier run knows of them. trained: examples that an
+    run: name of the run. label: `sample` counts kept samples, `distill` samples trained on.
+    total: samples to count to. stored: samples of an earlier run, by outcome. guard: is given every stored sample.
+    ids: of all samples that may be made. selection: what an earlier run knows of them. trained: samples that an
     earlier run processed, up to its last checkpoint.
     """
 
@@ -46,7 +46,7 @@ class RunProgress:
     """The latest figures of a stage.
 
     stored: samples by outcome. sampling_seconds: until the last of them was stored. actor_seconds: the time that the
-    actors of a pool worked, added up; only of pools whose calls do not overlap. trained: examples processed by
+    actors of a pool worked, added up; only of pools whose calls do not overlap. trained: samples processed by
     training, over all epochs. actors: that began a batch in the last minutes, by pool.
     """
 
@@ -59,7 +59,7 @@ class RunProgress:
     actors: dict[str, int] = field(default_factory=dict)
 
     def count(self, label: str) -> int:
-        """The examples that a stage counts."""
+        """The samples that a stage counts."""
         return self.trained if label == "distill" else self.stored["kept"]
 
     def __str__(self) -> str:
@@ -83,34 +83,34 @@ class ProgressTracker:
         self.fatal: UserError | None = None
         self.last_seen: dict[str, dict[str, float]] = {}
         self.selection = spec.selection.copy()
-        self.index_of = {example_id: index for index, example_id in enumerate(spec.ids.to_pylist())}
+        self.index_of = {sample_id: index for index, sample_id in enumerate(spec.ids.to_pylist())}
         self.start = time.monotonic()
         self.last_news = self.start
 
-    def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], example_ids: Sequence[str]) -> None:
+    def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], sample_ids: Sequence[str]) -> None:
         """Count the samples of one part of the store.
 
         Raises:
             UserError: once too many samples have failed.
         """
         self.progress.stored.update(outcomes)
-        indices = [self.index_of[example_id] for example_id in example_ids]
+        indices = [self.index_of[sample_id] for sample_id in sample_ids]
         self.selection.add(indices, [outcome == "kept" for outcome in outcomes])
         self.last_news = time.monotonic()
         # Set with every part, so that training after the last sample does not count as sampling.
         self.progress.sampling_seconds = self.last_news - self.start
-        self.spec.guard.add(outcomes, errors, example_ids)
+        self.spec.guard.add(outcomes, errors, sample_ids)
         if not len(self.selection.missing):
             self.spec.guard.finish()
 
-    def claim_needed(self, example_ids: Sequence[str]) -> list[bool] | None:
-        """Whether each of these examples is still needed; None while the answers under way are likely to be enough.
+    def claim_needed(self, sample_ids: Sequence[str]) -> list[bool] | None:
+        """Whether each of these samples is still needed; None while the answers under way are likely to be enough.
 
         So little more is sampled than is needed, however many samplers there are and however long it takes until an
-        answer is stored. In a run's last batches some samplers wait for the others instead. Examples
-        that are returned as needed are under way, so the patience with which others wait begins anew.
+        answer is stored. In a run's last batches some samplers wait for the others instead. Samples that are
+        returned as needed are under way, so the patience with which others wait begins anew.
         """
-        indices = [self.index_of[example_id] for example_id in example_ids]
+        indices = [self.index_of[sample_id] for sample_id in sample_ids]
         end = self.selection.end
         first = min(indices, default=0)
         if self.selection.likely_end <= first < end and time.monotonic() - self.last_news < _PATIENCE_SECONDS:

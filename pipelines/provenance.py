@@ -20,7 +20,7 @@ from pos2distill.config import ModelSection, Recipe, Study
 from pos2distill.config.paths import project_root
 from pos2distill.errors import UserError
 from pos2distill.secrets import looks_secret
-from pos2distill.store.artifacts import Artifact, write_json
+from pos2distill.store.artifacts import Artifact
 from pos2distill.urls import storage_errors
 
 from .artifact_names import SAMPLES
@@ -106,13 +106,13 @@ def record_provenance(artifact: Artifact, provenance: Provenance, stage: str, in
     is_finished = artifact.is_finished
     if not is_finished and (artifact.name != SAMPLES or not artifact.fs.exists(artifact.path)):
         return
-    path = f"{artifact.path}/{_FILE if is_finished else UNFINISHED_FILE}"
+    file = _FILE if is_finished else UNFINISHED_FILE
     if is_finished:
         artifact.remove(UNFINISHED_FILE)
-        if artifact.fs.exists(path):
+        if artifact.fs.exists(f"{artifact.path}/{file}"):
             return
     folders = {name: each.folder for name, each in inputs.items()}
-    write_json(artifact.fs, path, asdict(replace(provenance, stage=stage, inputs=folders)))
+    artifact.write_json(file, asdict(replace(provenance, stage=stage, inputs=folders)))
 
 
 def read_provenance(artifact: Artifact) -> Provenance | None:

@@ -24,8 +24,9 @@ from pos2distill.evaluation.sweep import CellResult, render_sweep, summarise_swe
 from pos2distill.models.files import is_hub_name, read_licence
 from pos2distill.models.rope.curves import CONFIG_KEY
 from pos2distill.records import Slots
-from pos2distill.store.artifacts import Artifact, write_bytes
-from pos2distill.training.job import MODEL_FOLDER, model_url
+from pos2distill.store.artifacts import Artifact
+from pos2distill.store.checkpoint_layout import MODEL_FOLDER, model_url
+from pos2distill.store.files import write_bytes
 
 from .folders import read_index, write_folder
 from .plan import Plan, TaskPlan

@@ -11,7 +11,8 @@ import pydantic
 from pos2distill.errors import UserError
 from pos2distill.evaluation.scores import Curve, Grid, to_grid
 from pos2distill.literal_paths import list_matching
-from pos2distill.store.artifacts import RUN_FILE, Artifact
+from pos2distill.store.artifacts import Artifact
+from pos2distill.store.storage import RUN_FILE
 from pos2distill.urls import open_url, storage_errors
 
 from .artifact_lookup import no_such_run, open_folder

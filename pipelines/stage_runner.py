@@ -9,9 +9,10 @@ from pos2distill.config import Recipe
 from pos2distill.errors import TransientError, warn
 from pos2distill.evaluation.count_warnings import count_warnings
 from pos2distill.startup import is_program
-from pos2distill.store.artifacts import Manifest, claim_storage, release_storage, remove_if_empty
+from pos2distill.store.artifacts import Manifest
+from pos2distill.store.checkpoint_layout import MODEL_FOLDER, STATE_FOLDER, STEPS_FOLDER
 from pos2distill.store.lease import Lease, exit_immediately, hold_lease
-from pos2distill.training.job import MODEL_FOLDER, STATE_FOLDER, STEPS_FOLDER
+from pos2distill.store.storage import claim_storage, release_storage, remove_if_empty
 
 from .artifact_names import CHECKPOINT, EXAMPLES
 from .data_checks import check_prompts

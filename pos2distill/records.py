@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 Slots = tuple[int, ...]
 Tokens = npt.NDArray[np.int32]
@@ -88,6 +88,7 @@ EXAMPLE_SCHEMA = pa.schema(
 _EXAMPLE = pa.struct(list(EXAMPLE_SCHEMA))
 
 # One prompt to generate from: an example with its gold documents at slots of `documents`.
+#   sample_id: of the sample that is made, one of `sample_ids`; null for evaluation.
 #   placement, group: which of the evaluated placements this is, and the group it belongs to ("" for none).
 #   messages: in place of prompt_ids, for a server that makes a prompt of them; else null.
 #   example: the whole example for training; null for evaluation.
@@ -95,6 +96,7 @@ _EXAMPLE = pa.struct(list(EXAMPLE_SCHEMA))
 PROMPT_SCHEMA = pa.schema(
     [
         ("example_id", pa.string()),
+        ("sample_id", pa.string()),
         ("answers", pa.list_(pa.string())),
         ("documents", pa.int32()),
         ("placement", pa.int32()),
@@ -110,7 +112,7 @@ PROMPT_SCHEMA = pa.schema(
 )
 
 # A generated answer and its score.
-#   example_id: of a sample, one of `sample_ids`.
+#   sample_id: as in `PROMPT_SCHEMA`.
 #   prompt_ids: the prompt that was answered, at `slots`; where the teacher gets another one (on-policy methods, a
 #   random teacher slot), the teacher's.
 #   sampled_ids, text: as generated; response_ids, truncated_text: what of it is kept, closed by the end-of-turn token.
@@ -125,6 +127,7 @@ PROMPT_SCHEMA = pa.schema(
 ANSWER_SCHEMA = pa.schema(
     [
         ("example_id", pa.string()),
+        ("sample_id", pa.string()),
         ("documents", pa.int32()),
         ("placement", pa.int32()),
         ("group", pa.string()),

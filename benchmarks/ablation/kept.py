@@ -40,8 +40,8 @@ from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.operators import generation_operators
 from pos2distill.sampling.prompting import PromptSpec
 from pos2distill.store.artifacts import Artifact
+from pos2distill.store.checkpoint_layout import model_url
 from pos2distill.tasks.permutations import Placement
-from pos2distill.training.job import model_url
 
 
 @dataclass(frozen=True)

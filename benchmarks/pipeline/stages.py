@@ -54,7 +54,7 @@ class Stopwatch:
 class IgnoredCounts:
     """A `SampleCounter` that counts nothing."""
 
-    def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], example_ids: Sequence[str]) -> None:
+    def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], sample_ids: Sequence[str]) -> None:
         """See `SampleCounter`."""
 
 
@@ -102,7 +102,7 @@ def _build_rows(recipe: Recipe, plan: Plan, stopwatch: Stopwatch) -> None:
     for start in range(0, len(ids), _LOADED_EXAMPLES):
         with stopwatch.time("load samples"):
             indices = np.arange(start, min(start + _LOADED_EXAMPLES, len(ids)))
-            samples = kept_samples(store.load(index, ids, indices))
+            samples = kept_samples(store.load(index, indices))
         with stopwatch.time("build rows"):
             for sample in samples:
                 assert sample is not None  # every answer is kept

@@ -21,8 +21,8 @@ from pipelines.stages.distill import read_steps
 from pipelines.stages.stage import RunContext
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
+from pos2distill.store.checkpoint_layout import STEPS_FOLDER
 from pos2distill.store.samples import SampleStore
-from pos2distill.training.job import STEPS_FOLDER
 
 BATCH = 8
 """Examples that the fake engine answers per call."""

@@ -21,8 +21,9 @@ from pos2distill.literal_paths import download
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.sampling.blocks import batches_of
 from pos2distill.sampling.operators import ActorOperator, Operator
-from pos2distill.store.artifacts import Artifact, write_json
-from pos2distill.training.job import STATE_FOLDER, TrainingJob, TrainingOutcome
+from pos2distill.store.artifacts import Artifact
+from pos2distill.store.checkpoint_layout import STATE_FOLDER
+from pos2distill.training.job import TrainingJob, TrainingOutcome
 
 from ..progress import show_progress
 from ..progress_tracker import ProgressSpec, ProgressTracker
@@ -185,10 +186,10 @@ class _Chain:
         return pa.concat_tables(parts)
 
     def _needed(self, operator: ActorOperator, batch: pa.Table) -> pa.Table:
-        """The examples of a batch that are still needed."""
+        """The samples of a batch that are still needed."""
         if not operator.only_needed or self.tracker is None:
             return batch
-        needed = self.tracker.claim_needed(batch["example_id"].to_pylist())
+        needed = self.tracker.claim_needed(batch["sample_id"].to_pylist())
         assert needed is not None, "each block is one batch, and stored before the next one"
         return batch.filter(needed)
 
@@ -251,7 +252,7 @@ class LocalSession:
         self.checkpoint.upload(folder, f"{_STATE}/{name}")
         shutil.rmtree(folder)
         saved = [*saved_folders(self.checkpoint), name]
-        write_json(self.checkpoint.fs, f"{self.checkpoint.path}/{_STATE}/{_LATEST}", saved[-self.keep :])
+        self.checkpoint.write_json(f"{_STATE}/{_LATEST}", saved[-self.keep :])
         # Last, so that a run that is killed here leaves unused folders and never a list with missing ones.
         for old in saved[: -self.keep]:
             self.checkpoint.remove(f"{_STATE}/{old}")
@@ -264,9 +265,9 @@ class LocalSession:
         """Nobody gives notice to a local run."""
         return False
 
-    def count_step(self, examples: int, steps: int, loss: float) -> None:
+    def count_step(self, samples: int, steps: int, loss: float) -> None:
         """See `WorkerSession.count_step`."""
-        self.tracker.count_step(examples, steps, loss)
+        self.tracker.count_step(samples, steps, loss)
 
 
 def saved_folders(checkpoint: Artifact) -> list[str]:

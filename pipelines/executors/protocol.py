@@ -18,11 +18,11 @@ from ..progress_tracker import ProgressSpec, RunProgress
 class Tracker(Protocol):
     """The progress of a stage. Operators and workers report to it; it can be pickled to wherever they run."""
 
-    def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], example_ids: Sequence[str]) -> None:
+    def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], sample_ids: Sequence[str]) -> None:
         """Count stored samples; raises UserError once too many have failed."""
 
-    def claim_needed(self, example_ids: Sequence[str]) -> list[bool] | None:
-        """Whether each of these examples is still needed: not if enough samples are kept before it.
+    def claim_needed(self, sample_ids: Sequence[str]) -> list[bool] | None:
+        """Whether each of these samples is still needed: not if enough samples are kept before it.
 
         None while the answers that are under way are likely to be enough: to be asked again.
         """

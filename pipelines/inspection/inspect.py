@@ -37,7 +37,8 @@ class Selection:
 
     def accepts(self, row: Row) -> bool:
         """Whether a question is shown."""
-        words = f"{row['example_id']}\n{row['location']}\n{row['question']}".lower()
+        own_id: str = row["sample_id"] if "sample_id" in row else row["example_id"]
+        words = "\n".join([own_id, row["location"], row["question"]]).lower()
         return (
             (self.example is None or self.example.lower() in words)
             and (self.position is None or self.position == row["position"])

@@ -16,7 +16,10 @@ from ..artifact_lookup import input_artifact
 from ..stages.prepare import TRAIN, read_locations, training_ids
 from .rows import InspectedRow, PromptParts, Row
 
-_COLUMNS = ("example_id", "documents", "slots", "text", "truncated_text", "outcome", "error", "finish_reason")
+_COLUMNS = (
+    *("sample_id", "example_id", "documents", "slots"),
+    *("text", "truncated_text", "outcome", "error", "finish_reason"),
+)
 
 
 def sample_rows(artifact: Artifact, study: Study, *, entropy: bool) -> Iterator[InspectedRow]:
@@ -26,26 +29,26 @@ def sample_rows(artifact: Artifact, study: Study, *, entropy: bool) -> Iterator[
     questions = {
         row["example_id"]: row for row in examples.read_table(TRAIN, ["example_id", "question", "answers"]).to_pylist()
     }
-    example_ids = training_ids(examples).to_pylist()
+    example_ids = training_ids(examples)
     per_example = study.method.responses_per_example
-    ids = pa.array(example_ids if per_example == 1 else sample_ids(example_ids, per_example), pa.string())
+    ids = example_ids if per_example == 1 else pa.array(sample_ids(example_ids.to_pylist(), per_example), pa.string())
     # Then the prompt that was answered is not stored.
     stored_prompt_is_teachers = study.method.teacher_gets_another_prompt
     store = SampleStore(artifact)
     index = store.index(ids)
     stored = np.flatnonzero(index.stored)
-    samples = store.load(index, ids, stored, [*_COLUMNS, "example" if stored_prompt_is_teachers else "prompt_ids"])
-    teacher_entropy = TeacherEntropy(study, store, index, ids) if entropy else None
+    samples = store.load(index, stored, [*_COLUMNS, "example" if stored_prompt_is_teachers else "prompt_ids"])
+    teacher_entropy = TeacherEntropy(study, store, index) if entropy else None
     for position, sample in zip(stored.tolist(), samples.to_pylist(), strict=True):
-        example_id = example_ids[position // per_example]
-        question = questions[example_id]
+        question = questions[sample["example_id"]]
         prompt = sample.get("prompt_ids", ())
         # A sample that failed may have a prompt that is too long to be built.
         if stored_prompt_is_teachers and sample["outcome"] != "failed":
             prompt = PromptParts(example_from_row(sample["example"]), sample["documents"], tuple(sample["slots"]))
         values: Row = {
+            "sample_id": sample["sample_id"],
             "example_id": sample["example_id"],
-            "location": locations.get(example_id, ""),
+            "location": locations.get(sample["example_id"], ""),
             "question": question["question"],
             "answers": question["answers"],
             "documents": sample["documents"],
@@ -68,15 +71,15 @@ class TeacherEntropy:
     H_t = - sum_v p_tv log p_tv, in nats, of the teacher's distribution p_t at token t
 
     Args:
-        study: with the teacher. store, index, ids: the samples with its hidden states.
+        study: with the teacher. store, index: the samples with its hidden states.
     """
 
-    def __init__(self, study: Study, store: SampleStore, index: StoreIndex, ids: pa.Array) -> None:
+    def __init__(self, study: Study, store: SampleStore, index: StoreIndex) -> None:
         # Imported where needed: torch and transformers take seconds to import.
         from pos2distill.models.head import FrozenHead
         from pos2distill.models.load import load_tokenizer, torch_dtype
 
-        self.store, self.index, self.ids = store, index, ids
+        self.store, self.index = store, index
         self.tokenizer = load_tokenizer(study.model)
         self.head = FrozenHead.from_checkpoint(study.model, torch_dtype(study.model.dtype))
 
@@ -87,7 +90,7 @@ class TeacherEntropy:
         from pos2distill.models.hidden_states import hidden_from_bytes
 
         columns = ["response_ids", "hidden", "hidden_dtype"]
-        (sample,) = self.store.load(self.index, self.ids, np.array([position]), columns).to_pylist()
+        (sample,) = self.store.load(self.index, np.array([position]), columns).to_pylist()
         response = sample["response_ids"]
         hidden_TH = hidden_from_bytes(sample["hidden"], sample["hidden_dtype"], len(response))
         entropy_T = torch.distributions.Categorical(logits=self.head(hidden_TH)).entropy()

@@ -20,7 +20,7 @@ from pos2distill.sampling.blocks import examples_per_block, index_blocks
 from pos2distill.sampling.engines.protocol import Completion, SamplingParams
 from pos2distill.sampling.operators import ActorOperator, TableFunction, generation_operators
 from pos2distill.sampling.prompting import PromptSpec
-from pos2distill.store.artifacts import Artifact, Manifest, write_json
+from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.parts import TableParts
 from pos2distill.tasks.permutations import advantageous_slots, order_of_prompt
 
@@ -102,7 +102,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     summary = summarise_analysis(study, passes, predictions, _examples(stage))
     counts["passes"] = pc.sum(pc.list_value_length(passes["kl"])).as_py() or 0
     artifact.write_table(PASSES, passes)
-    write_json(artifact.fs, f"{artifact.path}/{ANALYSIS}", summary)
+    artifact.write_json(ANALYSIS, summary)
     manifest = artifact.publish(counts=counts, seconds=seconds)
     for parts in (answer_parts, pass_parts):
         parts.remove()

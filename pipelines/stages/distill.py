@@ -12,8 +12,9 @@ from pos2distill.config.restrict import restrict
 from pos2distill.errors import Stopped, UserError, warn
 from pos2distill.literal_paths import list_matching
 from pos2distill.store.artifacts import Artifact, Manifest
+from pos2distill.store.checkpoint_layout import ADAPTER_FOLDER, STATE_FOLDER, STEPS_FOLDER
 from pos2distill.store.samples import SampleStore
-from pos2distill.training.job import ADAPTER_FOLDER, STATE_FOLDER, STEPS_FOLDER, TrainingJob
+from pos2distill.training.job import TrainingJob
 from pos2distill.urls import storage_errors
 
 from ..artifact_names import CHECKPOINT

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from pos2distill.config import Section, Study
 from pos2distill.config.restrict import replace_section
-from pos2distill.training.job import model_url
+from pos2distill.store.checkpoint_layout import model_url
 
 from .stage import Input
 

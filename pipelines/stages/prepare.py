@@ -11,7 +11,7 @@ from pos2distill.config import DataSection, Study
 from pos2distill.config.restrict import restrict
 from pos2distill.errors import UserError
 from pos2distill.records import EXAMPLE_SCHEMA, example_tables
-from pos2distill.store.artifacts import Artifact, Manifest, write_json
+from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.tasks.datasets import load_split
 
 from ..artifact_names import EXAMPLES
@@ -89,7 +89,7 @@ def run(stage: Stage, context: RunContext, task: str | None = None) -> Manifest:
     with stage.artifact.writing():
         stage.artifact.write_tables(TRAIN, EXAMPLE_SCHEMA, example_tables(split.train))
         stage.artifact.write_tables(EVALUATION, EXAMPLE_SCHEMA, example_tables(split.evaluation))
-        write_json(stage.artifact.fs, f"{stage.artifact.path}/{_LOCATIONS}", split.locations)
+        stage.artifact.write_json(_LOCATIONS, split.locations)
         return stage.artifact.publish(counts=split.counts, seconds={"prepare": time.monotonic() - start})
 
 

@@ -1,6 +1,6 @@
 """Stage `sample`: responses into the sample store, with what the teacher stores beside them.
 
-missing examples -> prompts -> sampler pool -> teacher pool -> sample store (-> trainers)
+missing samples -> prompts -> sampler pool -> teacher pool -> sample store (-> trainers)
 
 The frozen model answers the advantageous prompts, and the teacher reads the same ones unless its slot is random. In an
 on-policy method the student answers, at the slots that it is trained at; then the teacher gets the advantageous prompt
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from pos2distill.config import Runtime, Study
 from pos2distill.config.restrict import restrict
-from pos2distill.errors import CorruptPart, TransientError, UserError
+from pos2distill.errors import TransientError, UserError
 from pos2distill.records import sample_ids
 from pos2distill.sampling.blocks import sampling_blocks
 from pos2distill.sampling.engines.protocol import SamplingParams
@@ -31,7 +31,7 @@ from pos2distill.sampling.operators import (
 )
 from pos2distill.sampling.prompting import PromptSpec, show_teacher_prompts
 from pos2distill.store.artifacts import Artifact, Manifest
-from pos2distill.store.samples import SampleStore, Tally, read_kept
+from pos2distill.store.samples import SampleStore
 from pos2distill.store.selection import Selection
 
 from ..artifact_names import SAMPLES
@@ -131,10 +131,10 @@ def progress_spec(stage: Stage, context: RunContext, label: str, *, epochs: int 
     """What is tracked while samples are made.
 
     Args:
-        label: `sample` or `distill`. epochs: how often the examples are counted.
+        label: `sample` or `distill`. epochs: how often the samples are counted.
     """
     ids = sample_ids_of(stage)
-    stored = _tally(SampleStore(stage.artifact), ids).outcomes
+    stored = SampleStore(stage.artifact).read_tally(ids).outcomes
     known = selection(stage)
     # Samples that are published were accepted; those of corrupt parts may be made again.
     judged = Counter[str]() if stage.artifact.is_finished else stored
@@ -150,7 +150,7 @@ def progress_spec(stage: Stage, context: RunContext, label: str, *, epochs: int 
 def sample_stream(
     stage: Stage, runtime: Runtime, tracker: Tracker, *, return_samples: bool, preserve_order: bool = False
 ) -> Stream:
-    """The samples that the store lacks. Each block of examples becomes one part of the store.
+    """The samples that the store lacks. Each block becomes one part of the store.
 
     Args:
         return_samples: return tables of `SAMPLE_SCHEMA`; else ids alone.
@@ -164,7 +164,7 @@ def sample_stream(
 def sampling_operators(
     stage: Stage, runtime: Runtime, counter: SampleCounter, *, return_samples: bool
 ) -> list[Operator]:
-    """The operators from blocks of missing examples to stored samples."""
+    """The operators from blocks of missing samples to stored samples."""
     base = with_measured(stage.study, stage.inputs)
     study = with_distilled(base, stage.inputs)
     teacher = stage.derived["teacher"]
@@ -192,7 +192,7 @@ def sampling_operators(
 
 def selection(stage: Stage) -> Selection:
     """What the store knows of the samples, and so which are still to be made."""
-    index, kept_N = read_kept(SampleStore(stage.artifact), sample_ids_of(stage))
+    index, kept_N = SampleStore(stage.artifact).read_kept(sample_ids_of(stage))
     return Selection(index.stored, kept_N, stage.study.wanted_samples)
 
 
@@ -223,8 +223,7 @@ def publish(stage: Stage, runtime: Runtime, progress: RunProgress | None) -> Man
         TransientError: if other nodes wrote where this one cannot read.
     """
     artifact = stage.artifact
-    ids = sample_ids_of(stage)
-    tally = _tally(SampleStore(artifact), ids)
+    tally = SampleStore(artifact).read_tally(sample_ids_of(stage))
     sampled = tally.outcomes.total()
     known = selection(stage)
     absent = len(known.missing)
@@ -265,12 +264,3 @@ def seconds(progress: RunProgress | None) -> dict[str, float]:
     """What this run took to sample; zeros if an earlier run sampled everything."""
     progress = progress or RunProgress()
     return {"sample": progress.sampling_seconds, "teacher": progress.actor_seconds.get(TEACHERS, 0.0)}
-
-
-def _tally(store: SampleStore, ids: pa.Array) -> Tally:
-    """Count the samples that are stored and readable."""
-    while True:
-        try:
-            return store.tally(store.index(ids), ids)
-        except CorruptPart:
-            continue  # it has been quarantined and reported, and no longer counts

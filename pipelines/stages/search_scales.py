@@ -20,7 +20,8 @@ from pos2distill.models.rope.curves import CONFIG_KEY, Genome, scales_of
 from pos2distill.models.rope.search import Candidate, best, fitness, next_genomes
 from pos2distill.sampling.prompting import PromptSpec
 from pos2distill.sampling.scale_search import ScaledAccuracy
-from pos2distill.store.artifacts import Artifact, Manifest, write_bytes, write_json
+from pos2distill.store.artifacts import Artifact, Manifest
+from pos2distill.store.files import write_bytes
 from pos2distill.tasks.permutations import candidate_placements
 
 from ..artifact_names import ROPE_SCALES
@@ -161,6 +162,5 @@ def _read_generations(artifact: Artifact) -> list[list[Candidate]]:
 
 
 def _write_generation(artifact: Artifact, number: int, generation: Sequence[Candidate]) -> None:
-    folder = f"{artifact.path}/{_GENERATIONS}"
-    artifact.fs.makedirs(folder, exist_ok=True)
-    write_json(artifact.fs, f"{folder}/{number:04d}.json", [asdict(candidate) for candidate in generation])
+    artifact.fs.makedirs(f"{artifact.path}/{_GENERATIONS}", exist_ok=True)
+    artifact.write_json(f"{_GENERATIONS}/{number:04d}.json", [asdict(candidate) for candidate in generation])

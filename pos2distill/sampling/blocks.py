@@ -18,7 +18,7 @@ def index_blocks(index_N: npt.NDArray[np.integer[Any]], size: int) -> list[pa.Ta
 
 
 def sampling_blocks(missing_N: npt.NDArray[np.int64], size: int) -> list[pa.Table]:
-    """Tables of the column `index` that cut the missing examples at multiples of `size`.
+    """Tables of the column `index` that cut the missing samples at multiples of `size`.
 
     So a part of the store that is sampled again is the very same batch.
     """

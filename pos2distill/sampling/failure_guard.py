@@ -33,19 +33,19 @@ class FailureGuard:
         self.failed = 0
         self._first_errors: list[str] = []
 
-    def add(self, outcomes: Sequence[str], errors: Sequence[str | None], example_ids: Sequence[str]) -> None:
+    def add(self, outcomes: Sequence[str], errors: Sequence[str | None], sample_ids: Sequence[str]) -> None:
         """Count samples.
 
         Raises:
             UserError: with the first errors, if the fraction is exceeded beyond doubt.
         """
-        for outcome, error, example_id in zip(outcomes, errors, example_ids, strict=True):
+        for outcome, error, sample_id in zip(outcomes, errors, sample_ids, strict=True):
             self.seen += 1
             if outcome in FAILED:
                 self.failed += 1
                 # The others are only counted: a broken engine fails at every sample, mostly for the same reason.
                 if len(self._first_errors) < _SHOWN_ERRORS:
-                    self._first_errors.append(f"example {example_id}: {error or 'an empty answer'}")
+                    self._first_errors.append(f"sample {sample_id}: {error or 'an empty answer'}")
         # The lower end of few or no failures is 0 up to rounding.
         exceeds = self.failed > self.max_fraction * self.seen
         if exceeds and self.seen >= _MIN_SAMPLES and _lower_bound(self.failed, self.seen) > self.max_fraction:

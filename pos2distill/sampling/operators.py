@@ -49,7 +49,7 @@ class ActorOperator:
     create: picklable; called once in each actor. pool: number of actors, their resources and batch size.
     is_async: `create` returns a coroutine function, whose calls may overlap. only_needed: of asynchronous ones, where a
     stage's progress is tracked: each block is one batch, which waits while the answers under way are likely to be
-    enough, and of which examples that are no longer needed are left out.
+    enough, and of which samples that are no longer needed are left out.
     """
 
     name: str
@@ -65,7 +65,7 @@ Operator = TaskOperator | ActorOperator
 class SampleCounter(Protocol):
     """Counts stored samples, wherever it runs."""
 
-    def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], example_ids: Sequence[str]) -> None:
+    def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], sample_ids: Sequence[str]) -> None:
         """Count the samples of one part of the store, and wait until they are counted.
 
         Raises:
@@ -154,7 +154,7 @@ def _open_parquet(artifact_url: str, file: str) -> ParquetFile:
 
 
 class EncodeTeacher:
-    """The cached teacher: adds the frozen model's hidden states at the kept responses, once for each example."""
+    """The cached teacher: adds the frozen model's hidden states at the kept responses, once for each sample."""
 
     def __init__(self, model: ModelSection, alignment: Literal["shifted", "official"], pool: PoolSection) -> None:
         from pos2distill.sampling.teacher_encoder import TeacherEncoder
@@ -195,13 +195,11 @@ def store_samples(batch: pa.Table, artifact: Artifact, counter: SampleCounter, r
     """
     samples = to_samples(batch)
     if not len(samples):
-        return samples if return_samples else samples.select(["example_id"])
+        return samples if return_samples else samples.select(["sample_id"])
     # Before counting, which can end the run: a resumed run must find these samples.
     SampleStore(artifact).append(samples)
-    counter.count_stored(
-        samples["outcome"].to_pylist(), samples["error"].to_pylist(), samples["example_id"].to_pylist()
-    )
-    return samples if return_samples else samples.select(["example_id"])
+    counter.count_stored(samples["outcome"].to_pylist(), samples["error"].to_pylist(), samples["sample_id"].to_pylist())
+    return samples if return_samples else samples.select(["sample_id"])
 
 
 def to_samples(answers: pa.Table) -> pa.Table:

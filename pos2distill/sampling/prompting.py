@@ -96,9 +96,9 @@ def build_prompts(
         for record, sample_number in zip(records, numbers, strict=True):
             example = example_from_row(record)
             documents = spec.documents_of(example)
-            row_id, placements = _placements(example, spec, study, sample_number)
+            sample_id, placements = _placements(example, spec, study, sample_number)
             for number, (placement, order) in enumerate(itertools.product(placements, range(spec.orders))):
-                if (documents, row_id, number) in answered:
+                if (documents, example.example_id, number) in answered:
                     continue
                 prompt = _build_prompt(builder, example, spec, placement, order)
                 if prompt["error"] is not None and not for_training:
@@ -107,7 +107,8 @@ def build_prompts(
                 seed = derive_seed(study.seed, "sample", example.example_id, documents, *placement.slots)
                 rows.append(
                     {
-                        "example_id": row_id,
+                        "example_id": example.example_id,
+                        "sample_id": sample_id,
                         "answers": example.answers,
                         "documents": documents,
                         "placement": number,
@@ -124,12 +125,12 @@ def build_prompts(
 
 def _placements(
     example: Example, spec: PromptSpec, study: Study, sample_number: int
-) -> tuple[str, Sequence[Placement]]:
-    """The id of the rows that an example gives, and their placements."""
+) -> tuple[str | None, Sequence[Placement]]:
+    """The sample's id, None where a model is evaluated, and the placements that an example is shown at."""
     if spec.placements is not None:
-        return example.example_id, spec.placements[len(example.golds)]
-    row_id = sample_ids([example.example_id], study.method.responses_per_example)[sample_number]
-    return row_id, (Placement(sampled_slots(study, example)[sample_number]),)
+        return None, spec.placements[len(example.golds)]
+    sample_id = sample_ids([example.example_id], study.method.responses_per_example)[sample_number]
+    return sample_id, (Placement(sampled_slots(study, example)[sample_number]),)
 
 
 def _build_prompt(

@@ -1,1 +1,1 @@
-"""Artifacts, which are published whole or not at all; the sample store; the driver's lease."""
+"""Artifacts, published whole or not at all; the sample store; the layout of a checkpoint; the driver's lease."""

@@ -6,36 +6,26 @@ folder of their own, so results of other settings are kept.
 """
 
 import json
-import os
-import re
-import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pydantic
 from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import UserError
-from pos2distill.faults import is_fault
 from pos2distill.literal_paths import list_matching, remove
-from pos2distill.parquet import open_parquet
 from pos2distill.records import SCHEMA_VERSION
+from pos2distill.store.files import ROW_GROUP_SIZE, is_corrupt, read_table, write_json, write_table
 from pos2distill.urls import open_url, storage_errors
 
-RUN_FILE = "run.json"  # names the recipe that owns the storage
-DRIVER_FILE = "driver.json"  # names the running driver (see `lease`)
 _MANIFEST = "manifest.json"
 _SECONDS_FILE = "seconds.json"  # of runs that were stopped before the artifact was finished
 _SECONDS = pydantic.TypeAdapter(dict[str, float])
-
-# Rows of a Parquet row group, the least that a reader must read to get one row.
-_ROW_GROUP_SIZE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +141,7 @@ class Artifact:
         """
         manifest = Manifest(self.fingerprint, dict(counts), self._with_earlier(seconds), dict(details or {}))
         fields = {name: getattr(manifest, name) for name in Manifest.__slots__}
-        write_json(self.fs, f"{self.path}/{_MANIFEST}", {"schema_version": SCHEMA_VERSION, **fields})
+        self.write_json(_MANIFEST, {"schema_version": SCHEMA_VERSION, **fields})
         self.remove(_SECONDS_FILE)
         return manifest
 
@@ -161,7 +151,7 @@ class Artifact:
         Nothing is recorded of a run that has written nothing.
         """
         if self.fs.exists(self.path):
-            write_json(self.fs, f"{self.path}/{_SECONDS_FILE}", self._with_earlier(seconds))
+            self.write_json(_SECONDS_FILE, self._with_earlier(seconds))
 
     def _with_earlier(self, seconds: Mapping[str, float]) -> dict[str, float]:
         """The seconds of this run and of all earlier ones, added up by name."""
@@ -196,7 +186,7 @@ class Artifact:
             pq.ParquetWriter(file, schema, compression="zstd", write_page_checksum=True) as writer,
         ):
             for table in tables:
-                writer.write_table(table, row_group_size=_ROW_GROUP_SIZE)
+                writer.write_table(table, row_group_size=ROW_GROUP_SIZE)
 
     def read_table(self, name: str, columns: list[str] | None = None) -> pa.Table:
         """Read one Parquet file of the artifact.
@@ -206,6 +196,10 @@ class Artifact:
         """
         with self.reading(name):
             return read_table(self.fs, f"{self.path}/{name}", columns)
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Write one JSON file of the artifact, atomically."""
+        write_json(self.fs, f"{self.path}/{name}", value)
 
     def read_json(self, name: str, *keys: str) -> dict[str, Any]:
         """Read one JSON file of the artifact: an object with at least these keys.
@@ -257,88 +251,8 @@ class Artifact:
         self.fs.put(f"{folder}/", f"{self.path}/{name}/", recursive=True)
 
 
-def is_corrupt(error: BaseException) -> bool:
-    """Whether a Parquet file could not be read because of its content. Else its storage could not be read."""
-    # Arrow 23 raises a plain OSError for damaged pages; those of storages have a number or another class.
-    return (type(error) is OSError and error.errno is None) or not is_fault(error)
-
-
 def _again(what: str, url: str) -> str:
     return f"{what}; delete {url} and run again to make it again"
-
-
-def check_storage(storage: str, name: str) -> bool:
-    """Whether a folder already belongs to this recipe. Nothing is written.
-
-    Returns: False if the folder is empty or does not exist.
-    Raises:
-        UserError: if the folder belongs to another recipe, or holds files but no run; if the storage refuses access or
-            cannot be reached.
-    """
-    with storage_errors(storage, "runtime.storage"):
-        return _belongs_to(storage, name)
-
-
-def _belongs_to(storage: str, name: str) -> bool:
-    fs, path = open_url(storage, "runtime.storage")
-    marker = f"{path}/{RUN_FILE}"
-    if fs.exists(marker):
-        try:
-            owner = json.loads(fs.cat_file(marker))["name"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{storage}: corrupt {RUN_FILE} ({error}); choose another runtime.storage") from None
-        if owner != name:
-            raise UserError(
-                f"{storage}: holds the run of recipe '{owner}', not '{name}'; choose another runtime.storage"
-            )
-        return True
-    if fs.exists(path) and not fs.isdir(path):
-        raise UserError(f"{storage}: is a file, expected a folder (runtime.storage)")
-    if fs.exists(path) and _list_content(fs, path):
-        raise UserError(f"{storage}: is not empty and holds no run (no {RUN_FILE}); choose another runtime.storage")
-    return False
-
-
-def claim_storage(storage: str, name: str) -> bool:
-    """Create the folder if needed, and mark it as the storage of this recipe.
-
-    Returns: whether the folder was created.
-    Raises:
-        UserError: as `check_storage`, or if the folder cannot be created.
-    """
-    if check_storage(storage, name):
-        return False
-    fs, path = open_url(storage, "runtime.storage")
-    with storage_errors(storage, "runtime.storage"):
-        is_new = not fs.exists(path)
-        fs.makedirs(path, exist_ok=True)
-        write_json(fs, f"{path}/{RUN_FILE}", {"name": name})
-    return is_new
-
-
-def release_storage(storage: str) -> None:
-    """Undo `claim_storage` if no artifact was written. The caller must hold the lease."""
-    fs, path = open_url(storage, "runtime.storage")
-    if not _list_content(fs, path):
-        fs.rm_file(f"{path}/{RUN_FILE}")
-
-
-def remove_if_empty(storage: str) -> None:
-    """Remove the folder of a storage that holds nothing. Object stores have no folders."""
-    fs, path = open_url(storage, "runtime.storage")
-    if isinstance(fs, LocalFileSystem):
-        with suppress(OSError):
-            os.rmdir(path)
-
-
-# Also while they are written (`write_bytes`), or if a run was killed then.
-_MARK = re.compile(rf"({re.escape(RUN_FILE)}|{re.escape(DRIVER_FILE)})(\.[0-9a-f]+\.partial)?")
-
-
-def _list_content(fs: fsspec.AbstractFileSystem, path: str) -> set[str]:
-    """Names of the entries of a folder, without the two files that mark its owner."""
-    names = {str(entry).rsplit("/", 1)[-1] for entry in fs.ls(path, detail=False)}
-    return {name for name in names if not _MARK.fullmatch(name)}
 
 
 def other_fingerprints(storage: str, name: str, known: Collection[str]) -> list[str]:
@@ -351,48 +265,3 @@ def other_fingerprints(storage: str, name: str, known: Collection[str]) -> list[
         if found not in known:
             others.append(found)
     return sorted(others)
-
-
-def write_table(fs: fsspec.AbstractFileSystem, path: str, table: pa.Table) -> None:
-    """Write a Parquet file atomically, with checksums."""
-    # In memory first: the file must be written in one piece, and parts are small.
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", write_page_checksum=True, row_group_size=_ROW_GROUP_SIZE)
-    write_bytes(fs, path, sink.getvalue().to_pybytes())
-
-
-def read_table(fs: fsspec.AbstractFileSystem, path: str, columns: list[str] | None = None) -> pa.Table:
-    """Read a Parquet file, or some of its columns, and verify its checksums.
-
-    Raises:
-        pyarrow.ArrowException: if it is no Parquet file, is corrupt, or lacks a column.
-    """
-    with fs.open(path) as source:
-        file = open_parquet(source)
-        missing = [name for name in columns or () if name not in file.schema_arrow.names]
-        if missing:
-            raise pa.ArrowInvalid(f"no column {missing[0]}")
-        return file.read(columns, use_threads=False)
-
-
-def write_json(fs: fsspec.AbstractFileSystem, path: str, value: Any) -> None:
-    """Write indented JSON atomically."""
-    write_bytes(fs, path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
-
-
-def write_bytes(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
-    """Write a file atomically: on disk through a rename, on an object store in one PUT."""
-    if not isinstance(fs, LocalFileSystem):
-        fs.pipe_file(path, data)
-        return
-    # A unique name, since two processes may write the same file at the same time.
-    partial = f"{path}.{uuid.uuid4().hex}.partial"
-    try:
-        with open(partial, "wb") as file:
-            file.write(data)
-            # On the disk before the rename: after a power failure the name may otherwise belong to an empty file.
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        Path(partial).unlink(missing_ok=True)

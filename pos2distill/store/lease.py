@@ -50,7 +50,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import ExitCode, TransientError
 from pos2distill.faults import fix, reason
-from pos2distill.store.artifacts import DRIVER_FILE, write_bytes
+from pos2distill.store.files import write_bytes
+from pos2distill.store.storage import DRIVER_FILE
 from pos2distill.urls import open_url
 
 _PERIOD = 10.0  # seconds between renewals
@@ -88,7 +89,7 @@ def exit_immediately(line: str) -> None:
 
 
 class Lease:
-    """The lease of a driver whose process outlives it, such as a notebook: it asks whether the lease is lost."""
+    """The right of one driver to write to a storage, from `hold_lease`. `check` raises once it is lost."""
 
     def __init__(self) -> None:
         self._lost = ""

@@ -9,7 +9,8 @@ import pyarrow.compute as pc
 
 from pos2distill.literal_paths import list_matching
 from pos2distill.records import PREDICTION_SCHEMA, REFUSAL_SCHEMA
-from pos2distill.store.artifacts import Artifact, is_corrupt, read_table, write_table
+from pos2distill.store.artifacts import Artifact
+from pos2distill.store.files import is_corrupt, read_table, write_table
 from pos2distill.urls import storage_errors
 
 _PROMPT_KEY = ("documents", "example_id", "placement")

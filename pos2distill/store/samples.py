@@ -1,8 +1,8 @@
-"""The sample store: append-only Parquet parts in one artifact; each example is read once.
+"""The sample store: append-only Parquet parts in one artifact; each sample is read once.
 
-A part is named after the ids of its examples, so a batch that is written twice (its actor died after the write) gives
-one file. Writers that race may leave an example in several parts; every reader uses the first of them in the order of
-part names. A corrupt part is named in the log, moved from `parts/` to `quarantine/`, and its examples count as missing.
+A part is named after the ids of its samples, so a batch that is written twice (its actor died after the write) gives
+one file. Writers that race may leave a sample in several parts; every reader uses the first of them in the order of
+part names. A corrupt part is named in the log, moved from `parts/` to `quarantine/`, and its samples count as missing.
 """
 
 import contextlib
@@ -24,7 +24,8 @@ from pos2distill.errors import CorruptPart
 from pos2distill.literal_paths import list_matching, move
 from pos2distill.parquet import open_parquet
 from pos2distill.records import SAMPLE_SCHEMA
-from pos2distill.store.artifacts import Artifact, write_table
+from pos2distill.store.artifacts import Artifact
+from pos2distill.store.files import write_table
 from pos2distill.tasks.thoughts import count_thoughts
 
 # Parts are small, and an object store serves many requests in parallel.
@@ -41,24 +42,25 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoreIndex:
-    """Which part holds each example of a list of N ids.
+    """Which part holds each sample of a list of N ids.
 
-    parts: names of the parts, sorted. part_of: (N,) int32, for each example the index of its part in `parts`, or -1
-    if it is not stored.
+    ids: the list. parts: names of the parts, sorted. part_of: (N,) int32, for each sample the index of its part in
+    `parts`, or -1 if it is not stored.
     """
 
+    ids: pa.Array
     parts: tuple[str, ...]
     part_of: npt.NDArray[np.int32]
 
     @property
     def stored(self) -> npt.NDArray[np.bool_]:
-        """(N,) bool: whether each example is stored."""
+        """(N,) bool: whether each sample is stored."""
         return self.part_of >= 0
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of the stored examples by outcome and by finish reason, and of their thoughts (`count_thoughts`)."""
+    """Counts of the stored samples by outcome and by finish reason, and of their thoughts (`count_thoughts`)."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     finish_reasons: Counter[str] = field(default_factory=Counter)
@@ -68,7 +70,7 @@ class Tally:
 class SampleStore:
     """The samples of one artifact.
 
-    In every method, `ids` is the same list of all training ids, each of them once, and an index is an index into it.
+    `ids` is always the list of all sample ids (`sample_ids`), each of them once. `indices` are indices into it.
     """
 
     def __init__(self, artifact: Artifact) -> None:
@@ -87,7 +89,7 @@ class SampleStore:
             samples: a table of `SAMPLE_SCHEMA` with at least one row.
         Returns: the part's name.
         """
-        name = _part_name(samples["example_id"])
+        name = _part_name(samples["sample_id"])
         write_table(self.artifact.fs, f"{self.folder}/{name}", samples.cast(SAMPLE_SCHEMA))
         return name
 
@@ -96,7 +98,8 @@ class SampleStore:
         return [path.rpartition("/")[2] for path in list_matching(self.artifact.fs, self.folder, "part-*.parquet")]
 
     def index(self, ids: Sequence[str] | pa.Array) -> StoreIndex:
-        """Find the part of every example, and quarantine corrupt parts. Examples that `ids` lacks are ignored."""
+        """Find the part of every sample, and quarantine corrupt parts. Samples that `ids` lacks are ignored."""
+        ids = ids if isinstance(ids, pa.Array) else pa.array(ids, pa.string())
         names = self.part_names()
         ids_by_part: dict[str, pa.Array] = {}
         for name, part_ids in zip(names, _parallel_map(self._read_ids, names), strict=True):
@@ -104,23 +107,21 @@ class SampleStore:
                 ids_by_part[name] = part_ids
 
         parts = tuple(ids_by_part)
-        # The first part in name order counts, so an example gets the least number of the parts that hold it. Until a
+        # The first part in name order counts, so a sample gets the least number of the parts that hold it. Until a
         # part is found, its number is higher than that of any part.
         no_part = len(parts)
         part_of = np.full(len(ids), no_part, np.int32)
         if parts:
             # One lookup for all parts, since each lookup builds a hash table of all ids.
-            found = pc.index_in(pa.concat_arrays(list(ids_by_part.values())), value_set=_to_array(ids))
+            found = pc.index_in(pa.concat_arrays(list(ids_by_part.values())), value_set=ids)
             part_sizes = [len(part_ids) for part_ids in ids_by_part.values()]
             part_numbers = np.repeat(np.arange(len(parts), dtype=np.int32), part_sizes)
             in_ids = found.is_valid().to_numpy(zero_copy_only=False)
             np.minimum.at(part_of, found.drop_null().to_numpy(), part_numbers[in_ids])
         part_of[part_of == no_part] = -1
-        return StoreIndex(parts, part_of)
+        return StoreIndex(ids, parts, part_of)
 
-    def load(
-        self, index: StoreIndex, ids: Sequence[str] | pa.Array, indices: Indices, columns: Sequence[str] | None = None
-    ) -> pa.Table:
+    def load(self, index: StoreIndex, indices: Indices, columns: Sequence[str] | None = None) -> pa.Table:
         """The samples at these indices, in this order. Only the parts that hold them are read, each of them once.
 
         Args:
@@ -135,72 +136,89 @@ class SampleStore:
             raise ValueError(f"{self.artifact.url}: no sample at indices {absent[:5]}")
         names = list(columns or SAMPLE_SCHEMA.names)
         schema = pa.schema([SAMPLE_SCHEMA.field(name) for name in names], SAMPLE_SCHEMA.metadata)
-        # Read part by part, then restore the requested order: the argsort of a permutation is its inverse.
-        by_part = np.argsort(index.part_of[indices], kind="stable")
-        tables = self._map_parts(lambda table: table, index, ids, indices[by_part], names)
-        loaded = pa.concat_tables([schema.empty_table(), *tables])
-        return loaded.take(np.argsort(by_part))
+        order: list[npt.NDArray[np.integer[Any]]] = [np.empty(0, np.int64)]
+        tables = [schema.empty_table()]
+        for rows, table in self._map_parts(lambda table: table, index, indices, names):
+            order.append(rows)
+            tables.append(table)
+        # From the order of the parts to the requested one: the argsort of a permutation is its inverse.
+        return pa.concat_tables(tables).take(np.argsort(np.concatenate(order)))
 
-    def kept(self, index: StoreIndex, ids: Sequence[str] | pa.Array) -> npt.NDArray[np.bool_]:
-        """(N,) bool: which examples have a stored answer that is kept. Reads one part at a time.
+    def read_kept(self, ids: Sequence[str] | pa.Array) -> tuple[StoreIndex, npt.NDArray[np.bool_]]:
+        """The index, and `kept` of it; without parts that turn out to be corrupt."""
+        return self._without_corrupt_parts(self.kept, ids)
+
+    def read_tally(self, ids: Sequence[str] | pa.Array) -> Tally:
+        """The `tally` of what is stored; without parts that turn out to be corrupt."""
+        _, tally = self._without_corrupt_parts(self.tally, ids)
+        return tally
+
+    def _without_corrupt_parts(
+        self, read: Callable[[StoreIndex], _T], ids: Sequence[str] | pa.Array
+    ) -> tuple[StoreIndex, _T]:
+        while True:
+            index = self.index(ids)
+            try:
+                return index, read(index)
+            except CorruptPart:
+                continue  # it has been quarantined and reported, and no longer counts
+
+    def kept(self, index: StoreIndex) -> npt.NDArray[np.bool_]:
+        """(N,) bool: which samples are stored and kept. Reads one part at a time.
 
         Raises:
             CorruptPart: as `load`.
         """
         stored = np.flatnonzero(index.stored)
-        by_part = stored[np.argsort(index.part_of[stored], kind="stable")]
-        kept = np.zeros(len(ids), bool)
-        outcomes = list(self._map_parts(_kept_rows, index, ids, by_part, ["outcome"]))
-        if outcomes:
-            kept[by_part] = np.concatenate(outcomes)
+        kept = np.zeros(len(index.ids), bool)
+        for rows, kept_rows in self._map_parts(_kept_rows, index, stored, ["outcome"]):
+            kept[stored[rows]] = kept_rows
         return kept
 
-    def tally(self, index: StoreIndex, ids: Sequence[str] | pa.Array) -> Tally:
-        """Count outcomes, finish reasons and thoughts of the stored examples, each once. Reads one part at a time.
+    def tally(self, index: StoreIndex) -> Tally:
+        """Count outcomes, finish reasons and thoughts of the stored samples, each once. Reads one part at a time.
 
         Raises:
             CorruptPart: as `load`.
         """
         total = Tally()
         stored = np.flatnonzero(index.stored)
-        by_part = np.argsort(index.part_of[stored], kind="stable")
-        columns = ["outcome", "finish_reason", "text"]
-        for part in self._map_parts(_tally_table, index, ids, stored[by_part], columns):
+        for _, part in self._map_parts(_tally_table, index, stored, ["outcome", "finish_reason", "text"]):
             total.outcomes += part.outcomes
             total.finish_reasons += part.finish_reasons
             total.thoughts += part.thoughts
         return total
 
     def _map_parts(
-        self,
-        function: Callable[[pa.Table], _T],
-        index: StoreIndex,
-        ids: Sequence[str] | pa.Array,
-        indices: Indices,
-        columns: list[str],
-    ) -> Iterator[_T]:
-        """Apply `function` to the samples of each part, in the order of `indices`, which are sorted by part."""
-        numbers, starts = np.unique(index.part_of[indices], return_index=True)
-        stops = [*starts[1:], len(indices)]
-        sorted_ids = _to_array(ids).take(pa.array(indices))
-        read_columns = [*columns] if "example_id" in columns else [*columns, "example_id"]
+        self, function: Callable[[pa.Table], _T], index: StoreIndex, indices: Indices, columns: list[str]
+    ) -> Iterator[tuple[Indices, _T]]:
+        """Apply `function` to the samples of each part at these indices.
 
-        def apply(number: int, start: int, stop: int) -> _T:
+        Yields, for each part, which of `indices` (numbered from 0) it holds, and the result for them in that order.
+        """
+        by_part = np.argsort(index.part_of[indices], kind="stable")
+        numbers, starts = np.unique(index.part_of[indices][by_part], return_index=True)
+        rows_by_part = np.split(by_part, starts[1:])
+        read_columns = [*columns] if "sample_id" in columns else [*columns, "sample_id"]
+
+        def apply(number: int, rows: Indices) -> tuple[Indices, _T]:
             table = self._read(index.parts[number], read_columns)
-            rows = pc.index_in(sorted_ids[start:stop], value_set=table["example_id"].combine_chunks())
-            return function(table.select(columns).take(rows))
+            part_ids = table["sample_id"].combine_chunks()
+            found = pc.index_in(index.ids.take(pa.array(indices[rows])), value_set=part_ids)
+            return rows, function(table.select(columns).take(found))
 
-        return _parallel_map(apply, numbers, starts, stops)
+        # Without indices there are no numbers, and `split` returns one array all the same.
+        return _parallel_map(apply, numbers, rows_by_part[: len(numbers)])
 
     def _read_ids(self, name: str) -> pa.Array | None:
-        """The ids of a part's examples, or None if the part is corrupt or missing."""
+        """The ids of a part's samples, or None if the part is corrupt or missing."""
         try:
-            return self._read(name, ["example_id"])["example_id"].combine_chunks()
+            return self._read(name, ["sample_id"])["sample_id"].combine_chunks()
         except CorruptPart:
             return None
 
     def _read(self, name: str, columns: list[str]) -> pa.Table:
-        """Columns of one part, `example_id` among them.
+        """Columns of one part, `sample_id` among them.
 
         A part that cannot be read is downloaded whole and parsed again, so that an error of the connection is not
         taken for corruption. A storage that does not respond raises its own error.
@@ -216,7 +234,7 @@ class SampleStore:
         try:
             data = fs.cat_file(path)
         except FileNotFoundError:
-            raise CorruptPart(f"{path}: not found; its examples will be sampled again") from None
+            raise CorruptPart(f"{path}: not found; its samples will be made again") from None
         try:
             return _parse(pa.BufferReader(data), name, SAMPLE_SCHEMA.names).select(columns)
         except _CORRUPTION_ERRORS as error:
@@ -229,25 +247,15 @@ class SampleStore:
         with contextlib.suppress(FileNotFoundError):  # another process has moved it already
             move(fs, f"{self.folder}/{name}", f"{self.quarantine}/{name}")
         error = CorruptPart(
-            f"{self.folder}/{name}: corrupt ({reason}); moved to {self.quarantine}, its examples will be sampled again"
+            f"{self.folder}/{name}: corrupt ({reason}); moved to {self.quarantine}, its samples will be made again"
         )
         _logger.warning("%s", error)
         return error
 
 
-def read_kept(store: SampleStore, ids: Sequence[str] | pa.Array) -> tuple[StoreIndex, npt.NDArray[np.bool_]]:
-    """Where every example is stored, and which stored answers are kept; without parts that turn out to be corrupt."""
-    while True:
-        index = store.index(ids)
-        try:
-            return index, store.kept(index, ids)
-        except CorruptPart:
-            continue  # it has been quarantined and reported, and no longer counts
-
-
-def _part_name(example_ids: pa.ChunkedArray) -> str:
+def _part_name(sample_ids: pa.ChunkedArray) -> str:
     """A name that depends on the ids only, not on their order."""
-    ids = "\n".join(sorted(example_ids.to_pylist()))
+    ids = "\n".join(sorted(sample_ids.to_pylist()))
     return f"part-{hashlib.sha256(ids.encode()).hexdigest()[:16]}.parquet"
 
 
@@ -267,8 +275,8 @@ def _parse(source: Any, name: str, columns: list[str], *, coalesce: bool = False
     # Parts are read in parallel already, so each of them uses one thread.
     table = file.read(columns, use_threads=False)
     table.validate()
-    if _part_name(table["example_id"]) != name:
-        raise ValueError("its examples are not those that it is named after")
+    if _part_name(table["sample_id"]) != name:
+        raise ValueError("its samples are not those that it is named after")
     return table.select(columns)
 
 
@@ -285,10 +293,6 @@ def _kept_rows(samples: pa.Table) -> npt.NDArray[np.bool_]:
 def _tally_table(samples: pa.Table) -> Tally:
     outcomes, finish_reasons, texts = (column.to_pylist() for column in samples.columns)
     return Tally(Counter(outcomes), Counter(finish_reasons), count_thoughts(text or "" for text in texts))
-
-
-def _to_array(ids: Sequence[str] | pa.Array) -> pa.Array:
-    return ids if isinstance(ids, pa.Array) else pa.array(ids, pa.string())
 
 
 def _parallel_map(function: Callable[..., _T], *items: Iterable[Any]) -> Iterator[_T]:

@@ -1,9 +1,9 @@
-"""Which examples are trained on: in their order, the first ones until enough answers are kept.
+"""Which samples are trained on: in their order, the first ones until enough answers are kept.
 
-So a run trains on as many examples as it asks for, however many answers are wrong, and on the same ones in whatever
+So a run trains on as many samples as it asks for, however many answers are wrong, and on the same ones in whatever
 order they are answered.
 
-Shapes: N examples.
+Shapes: N samples.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ Bools = npt.NDArray[np.bool_]
 
 
 class Selection:
-    """What is known of N examples, of which the first `wanted` kept ones are trained on.
+    """What is known of N samples, of which the first `wanted` kept ones are trained on.
 
     Args:
-        known_N: which examples were answered. kept_N: which answers are kept; only of known ones.
-        wanted: kept examples to train on.
+        known_N: which samples were made. kept_N: which of them are kept; only of known ones.
+        wanted: kept samples to train on.
     """
 
     def __init__(self, known_N: Bools, kept_N: Bools, wanted: int) -> None:
@@ -32,28 +32,28 @@ class Selection:
         return Selection(self.known_N, self.kept_N, self.wanted)
 
     def add(self, indices: Sequence[int], kept: Sequence[bool]) -> None:
-        """Examples were answered, and these answers are kept."""
+        """Samples were made, and these of them are kept."""
         self.known_N[list(indices)] = True
         self.kept_N[list(indices)] = kept
 
     @property
     def end(self) -> int:
-        """Examples from this index on are not needed: as many as wanted are kept before it. N if there are too few.
+        """Samples from this index on are not needed: as many as wanted are kept before it. N if there are too few.
 
-        It can only become smaller while more is known; once all examples before it are known, it is final.
+        It can only become smaller while more is known; once all samples before it are known, it is final.
         """
         return _end(self.kept_N, self.wanted)
 
     @property
     def certain_end(self) -> int:
-        """Examples before this index are needed, even if all answers that are not known yet will be kept."""
+        """Samples before this index are needed, even if all that are not known yet will be kept."""
         return _end(self.kept_N | ~self.known_N, self.wanted)
 
     @property
     def likely_end(self) -> int:
-        """Examples before this index are likely to be enough: if unknown answers are kept as often as known ones.
+        """Samples before this index are likely to be enough: if unknown ones are kept as often as known ones.
 
-        The rate is (kept + 1) / (known + 1), so that without answers all are expected to be kept.
+        The rate is (kept + 1) / (known + 1), so that without known ones all are expected to be kept.
         """
         rate = (self.kept_N.sum() + 1) / (self.known_N.sum() + 1)
         expected_N = np.cumsum(np.where(self.known_N, self.kept_N, rate))
@@ -62,12 +62,12 @@ class Selection:
 
     @property
     def missing(self) -> npt.NDArray[np.int64]:
-        """Indices of the examples that may be needed and are not known."""
+        """Indices of the samples that may be needed and are not known."""
         return np.flatnonzero(~self.known_N[: self.end])
 
     @property
     def kept(self) -> int:
-        """The number of kept examples that are trained on."""
+        """The number of kept samples that are trained on."""
         return int(self.kept_N[: self.end].sum())
 
 

@@ -14,7 +14,7 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class IndexedSample:
-    """An example's index among the training examples, and its sample; None if it was not kept."""
+    """A sample's index among all samples, and the sample; None if it was not kept."""
 
     index: int
     sample: Sample | None
@@ -26,8 +26,8 @@ class Batch:
 
     Attributes:
         epoch: from 0.
-        indices: of the examples that it processes.
-        samples: of those examples that were kept; possibly none.
+        indices: of the samples that it processes.
+        samples: those of them that were kept; possibly none.
         fraction: of the whole run that is completed after this batch, in (0, 1].
     """
 
@@ -41,14 +41,14 @@ class BatchCollector:
     """Collects an epoch's samples until they fill a global batch.
 
     Args:
-        done: (N,) bool, the examples that were processed before. selection: knows which of them were kept.
+        done: (N,) bool, the samples that were processed before. selection: knows which of them were kept.
     """
 
     def __init__(self, epoch: int, study: Study, done: npt.NDArray[np.bool_], selection: Selection) -> None:
         self.epoch = epoch
         self.epochs = study.training.epochs
         self.size = samples_per_batch(study)
-        self.examples = len(done)
+        self.all_samples = len(done)
         self.wanted = study.wanted_samples
         # Before the batch that is being collected.
         self.processed = int(done.sum())
@@ -59,11 +59,11 @@ class BatchCollector:
     @property
     def is_full(self) -> bool:
         """Whether what was collected makes a batch."""
-        # Kept samples only, so that a full batch has the same number of rows however many examples were not kept.
+        # Kept samples only, so that a full batch has the same number of rows however many samples were not kept.
         return len(self.samples) == self.size
 
     def add(self, indexed: IndexedSample) -> None:
-        """Count an example, and collect its sample if it was kept."""
+        """Count a sample, and collect it if it was kept."""
         self.indices.append(indexed.index)
         if indexed.sample is not None:
             self.samples.append(indexed.sample)
@@ -82,6 +82,6 @@ class BatchCollector:
         return Batch(self.epoch, np.empty(0, np.int64), (), self._fraction())
 
     def _fraction(self) -> float:
-        # An epoch ends when enough samples were kept, or when all examples have been sampled.
-        of_epoch = max(self.kept / self.wanted, self.processed / self.examples)
+        # An epoch ends when enough samples were kept, or when all samples have been made.
+        of_epoch = max(self.kept / self.wanted, self.processed / self.all_samples)
         return (self.epoch + of_epoch) / self.epochs

@@ -40,7 +40,7 @@ class Checkpointer:
         self.scratch = scratch / f"rank-{session.dist.rank}"
         self.scratch.mkdir(parents=True)
         self.last_step, self.last_time = step, time.monotonic()
-        # By this process: the step, the epoch and how many of its examples were done.
+        # By this process: the step, the epoch and how many of its samples were done.
         self.saved: tuple[int, int, int] | None = None
         self.preemption_handled = False
 

@@ -1,9 +1,9 @@
-"""Which samples make up which global batch: every example once an epoch, from the store or as it is sampled.
+"""Which samples make up which global batch: every sample once an epoch, from the store or as it is sampled.
 
 All ranks see the same batches; `rows_of_rank` divides each between them. So everything that a batch depends on (what
 the store holds, what the stream has brought) is gathered from all ranks before it is used.
 
-Trained on are the first examples until enough samples are kept (`Selection`). Where they are still being sampled, one
+Trained on are the first samples until enough of them are kept (`Selection`). Where they are still being made, one
 that arrives waits until it is certain that it is among them.
 
 An epoch takes its samples from one of four sources:
@@ -28,14 +28,14 @@ import pyarrow as pa
 from pos2distill.config import Study
 from pos2distill.errors import UserError
 from pos2distill.randomness import derive_generator
-from pos2distill.store.samples import SampleStore, StoreIndex, read_kept
+from pos2distill.store.samples import SampleStore, StoreIndex
 from pos2distill.store.selection import Selection
 from pos2distill.training.batches import Batch, BatchCollector, IndexedSample
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.rows import Sample, kept_samples
 
 WINDOW = 256
-"""Examples that are read, and shuffled, together. An epoch's order does not depend on how the store is cut."""
+"""Samples that are read, and shuffled, together. An epoch's order does not depend on how the store is cut."""
 
 _PROGRESS_FILE = "progress.json"
 
@@ -55,10 +55,10 @@ class StreamReader(Protocol):
 
 @dataclass
 class TrainingProgress:
-    """How far training is: the next step, the epoch, and which of its examples are done.
+    """How far training is: the next step, the epoch, and which of its samples are done.
 
     Attributes:
-        done: (N,) bool, the examples that the epoch has processed, whether trained on or not kept.
+        done: (N,) bool, the samples that the epoch has processed, whether trained on or not kept.
     """
 
     step: int
@@ -66,9 +66,9 @@ class TrainingProgress:
     done: npt.NDArray[np.bool_]
 
     @classmethod
-    def at_start(cls, examples: int) -> "TrainingProgress":
-        """The progress of a run that has not begun, over `examples` examples."""
-        return cls(0, 0, np.zeros(examples, bool))
+    def at_start(cls, samples: int) -> "TrainingProgress":
+        """The progress of a run that has not begun, over `samples` samples."""
+        return cls(0, 0, np.zeros(samples, bool))
 
     @classmethod
     def load(cls, folder: Path) -> "TrainingProgress":
@@ -76,13 +76,13 @@ class TrainingProgress:
         raw = json.loads((folder / _PROGRESS_FILE).read_text())
         bits = np.frombuffer(base64.b64decode(raw["done"]), np.uint8)
         # `packbits` fills the last byte with zeros; `count` removes them.
-        return cls(raw["step"], raw["epoch"], np.unpackbits(bits, count=raw["examples"]).astype(bool))
+        return cls(raw["step"], raw["epoch"], np.unpackbits(bits, count=raw["samples"]).astype(bool))
 
     def save(self, folder: Path) -> None:
         """Write one small JSON file."""
-        # One bit for each example, so that the file stays small with millions of examples.
+        # One bit for each sample, so that the file stays small with millions of samples.
         bits = base64.b64encode(np.packbits(self.done).tobytes()).decode()
-        raw = {"step": self.step, "epoch": self.epoch, "examples": len(self.done), "done": bits}
+        raw = {"step": self.step, "epoch": self.epoch, "samples": len(self.done), "done": bits}
         (folder / _PROGRESS_FILE).write_text(json.dumps(raw) + "\n")
 
     def add(self, batch: "Batch") -> None:
@@ -101,8 +101,8 @@ class BatchLoader:
 
     Args:
         study: seed, method and batch size.
-        ids: of all samples that may be trained on (`sample_ids`), in their order; an index is an index into it. Here
-            "example" means a sample: on-policy methods have several of each example.
+        ids: of all samples that may be trained on (`sample_ids`), in their order; an index is an index into it.
+            On-policy methods have several of each example.
         store: where samples are. The stream's samples are stored before they arrive here.
         open_stream: opens this rank's part of the samples that the store lacks; called at most once an epoch, and only
             if the store lacks any.
@@ -122,7 +122,7 @@ class BatchLoader:
         self.store = store
         self.open_stream = open_stream
         self.dist = dist
-        self._index_of = {example_id: index for index, example_id in enumerate(ids.to_pylist())}
+        self._index_of = {sample_id: index for index, sample_id in enumerate(ids.to_pylist())}
         self._read_store()
 
     def batches(self, progress: TrainingProgress) -> Iterator[Batch]:
@@ -155,14 +155,14 @@ class BatchLoader:
                 collected.add(indexed)
                 if collected.is_full:
                     yield collected.batch()
-        # Also if no sample of them was kept: the examples count as done, without a step.
+        # Also if no sample of them was kept: the samples count as done, without a step.
         if collected.indices:
             yield collected.batch()
 
     # --- where an epoch's samples come from
 
     def _arrivals(self, epoch: int, done: npt.NDArray[np.bool_]) -> Iterator[Arrival]:
-        """Each example that is not done, exactly once, from the source that the module's table names."""
+        """Each sample that is not done, exactly once, from the source that the module's table names."""
         if len(self._selection.missing) == 0:
             return self._from_store(self._remaining(epoch, done))
         # Opened before anything is read, so that sampling runs while stored samples are trained on.
@@ -174,7 +174,7 @@ class BatchLoader:
         return self._in_order_of_arrival(stream, done)
 
     def _remaining(self, epoch: int, done: npt.NDArray[np.bool_]) -> Indices:
-        """What an epoch has left, in its order, once all examples that are trained on are known."""
+        """What an epoch has left, in its order, once all samples that are trained on are known."""
         # The order is that of all of them, so that a resumed epoch continues where it stopped.
         order = epoch_order(self._selection.end, self.study.seed, epoch)
         return order[~done[order]]
@@ -201,7 +201,7 @@ class BatchLoader:
             if len(table) == 0:
                 yield []
             for indexed in self._resolved(table):
-                # The stream may bring an example twice, or one that the store already had.
+                # The stream may bring a sample twice, or one that the store already had.
                 if pending[indexed.index]:
                     waiting[indexed.index] = indexed.sample
             stored = self._store_index.stored.copy()
@@ -239,7 +239,7 @@ class BatchLoader:
             while index not in early:
                 table = stream.poll()
                 if table is None:
-                    # The stream has ended without this example. The store now holds all that are left.
+                    # The stream has ended without this sample. The store now holds all that are left.
                     self._check_store_is_complete()
                     remaining = np.arange(index, self._selection.end)
                     yield from self._from_store(remaining[~done[remaining]])
@@ -266,12 +266,12 @@ class BatchLoader:
     # --- the store
 
     def _load(self, indices: Indices) -> Arrival:
-        samples = kept_samples(self.store.load(self._store_index, self.ids, indices))
+        samples = kept_samples(self.store.load(self._store_index, indices))
         return list(map(IndexedSample, indices.tolist(), samples))
 
     def _resolved(self, table: pa.Table) -> Arrival:
         """The samples of a table, which are known from here on."""
-        indices = [self._index_of[example_id] for example_id in table["example_id"].to_pylist()]
+        indices = [self._index_of[sample_id] for sample_id in table["sample_id"].to_pylist()]
         samples = kept_samples(table)
         self._selection.add(indices, [sample is not None for sample in samples])
         return list(map(IndexedSample, indices, samples))
@@ -280,21 +280,23 @@ class BatchLoader:
         """Read the store's index again, after the stream's end.
 
         Raises:
-            RuntimeError: if an example is in neither; the sampler promises one sample, if only a failed one, of each.
+            RuntimeError: if a sample is in neither; the sampler promises every one, if only a failed one.
         """
         self._read_store()
         absent = len(self._selection.missing)
         if absent:
-            raise RuntimeError(f"{absent} examples are neither in the store nor did the stream bring them")
+            raise RuntimeError(f"{absent} samples are neither in the store nor did the stream bring them")
 
     def _read_store(self) -> None:
         """What the store holds, as rank 0 sees it; others could see parts that are newer."""
         own = None
         if self.dist.rank == 0:
-            own = read_kept(self.store, self.ids)
-        index, kept_N = self.dist.all_gather_object(own)[0]
-        self._store_index: StoreIndex = index
-        self._selection = Selection(index.stored, kept_N, self.study.wanted_samples)
+            index, kept_N = self.store.read_kept(self.ids)
+            # Without the ids, which every rank has.
+            own = (index.parts, index.part_of, kept_N)
+        parts, part_of_N, kept_N = self.dist.all_gather_object(own)[0]
+        self._store_index = StoreIndex(self.ids, parts, part_of_N)
+        self._selection = Selection(self._store_index.stored, kept_N, self.study.wanted_samples)
 
 
 class _GatheredStream:
@@ -328,20 +330,20 @@ class _GatheredStream:
             table = self.poll()
 
 
-def epoch_order(examples: int, seed: int, epoch: int) -> Indices:
-    """The indices of all examples in the order of an epoch: a pure function of (seed, epoch).
+def epoch_order(samples: int, seed: int, epoch: int) -> Indices:
+    """The indices of all samples in the order of an epoch: a pure function of (seed, epoch).
 
     Epoch 0 keeps their order, since the training examples were drawn at random by the seed. Later epochs shuffle
     windows of `WINDOW` neighbours, and the indices inside each window. Neighbours are stored in the same few parts, so
     an epoch reads each part once, front to back, in bounded memory.
     """
     if epoch == 0:
-        return np.arange(examples)
+        return np.arange(samples)
     generator = derive_generator(seed, "epoch", epoch)
-    starts = np.arange(0, examples, WINDOW)
+    starts = np.arange(0, samples, WINDOW)
     generator.shuffle(starts)
     shuffled = []
     for start in starts:
-        window: Indices = np.arange(start, min(start + WINDOW, examples))
+        window: Indices = np.arange(start, min(start + WINDOW, samples))
         shuffled.append(generator.permutation(window))
     return np.concatenate(shuffled)

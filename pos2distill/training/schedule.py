@@ -12,7 +12,7 @@ def learning_rate(fraction: float, settings: TrainingSection) -> float:
     kept, and so how many steps there are.
 
     Args:
-        fraction: of the run that is completed after the step, in (0, 1]: examples processed, whether trained on or not
+        fraction: of the run that is completed after the step, in (0, 1]: samples processed, whether trained on or not
             kept.
         settings: the peak rate and the two ratios.
     """

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from pos2distill.errors import UserError
 from pos2distill.literal_paths import list_matching
-from pos2distill.store.artifacts import write_bytes, write_json
-from pos2distill.training.job import STEPS_FOLDER, TrainingJob
+from pos2distill.store.checkpoint_layout import STEPS_FOLDER
+from pos2distill.store.files import write_bytes
+from pos2distill.training.job import TrainingJob
 from pos2distill.training.loop import StepRecord
 from pos2distill.training.session import WorkerSession
 from pos2distill.training.trackers import ExperimentTracker, TrackedRun, open_trackers
@@ -20,13 +21,13 @@ class StepLog:
     Args:
         step: at which training starts; records of later steps, made after the checkpoint, are removed, since those
             steps are made again.
-        examples: to train on, as far as they are kept.
+        samples: to train on, as far as they are kept.
     """
 
-    def __init__(self, job: TrainingJob, session: WorkerSession, step: int, examples: int) -> None:
+    def __init__(self, job: TrainingJob, session: WorkerSession, step: int, samples: int) -> None:
         self.artifact = job.checkpoint
         self.session = session
-        self.examples = examples * job.study.training.epochs
+        self.samples = samples * job.study.training.epochs
         self.lines: list[str] = []
         self.start = step
         self.folder = f"{self.artifact.path}/{STEPS_FOLDER}"
@@ -36,7 +37,7 @@ class StepLog:
     def __call__(self, record: StepRecord) -> None:
         """Log one step."""
         self.lines.append(json.dumps(record.as_dict()))
-        self.session.count_step(round(record.fraction * self.examples), record.step + 1, record.loss)
+        self.session.count_step(round(record.fraction * self.samples), record.step + 1, record.loss)
         for tracker in self.trackers:
             tracker.log(record)
 
@@ -66,7 +67,7 @@ class StepLog:
         )
         trackers = open_trackers(job.runtime.trackers, run)
         if run.ids:
-            write_json(self.artifact.fs, f"{self.artifact.path}/{_TRACKERS_FILE}", run.ids)
+            self.artifact.write_json(_TRACKERS_FILE, run.ids)
         return trackers
 
     def _remove_later_steps(self) -> None:

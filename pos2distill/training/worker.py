@@ -17,9 +17,10 @@ from pos2distill.models.prompts import load_prompt_builder
 from pos2distill.records import sample_ids
 from pos2distill.scratch import user_folder
 from pos2distill.store.artifacts import Artifact
+from pos2distill.store.checkpoint_layout import ADAPTER_FOLDER, MODEL_FOLDER, STATE_FOLDER
 from pos2distill.store.samples import SampleStore
 from pos2distill.training.checkpointer import Checkpointer
-from pos2distill.training.job import ADAPTER_FOLDER, MODEL_FOLDER, STATE_FOLDER, TrainingJob, TrainingOutcome
+from pos2distill.training.job import TrainingJob, TrainingOutcome
 from pos2distill.training.loader import BatchLoader, TrainingProgress
 from pos2distill.training.loop import Trainer
 from pos2distill.training.memory import explain_memory_of_model
@@ -91,11 +92,11 @@ def _empty_scratch(job: TrainingJob, session: WorkerSession) -> Path:
 
 
 def _resume(
-    job: TrainingJob, session: WorkerSession, strategy: Strategy, examples: int, scratch: Path
+    job: TrainingJob, session: WorkerSession, strategy: Strategy, samples: int, scratch: Path
 ) -> TrainingProgress:
     with session.last_checkpoint(scratch) as folder:
         if folder is None:
-            return TrainingProgress.at_start(examples)
+            return TrainingProgress.at_start(samples)
         try:
             strategy.load_state(folder)
             return TrainingProgress.load(folder)

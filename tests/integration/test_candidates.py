@@ -36,7 +36,7 @@ def test_run_sample_stores_the_most_consistent_of_several_responses(make_recipe:
     # One sample of each example, however many responses were drawn.
     assert counts["sampled"] == counts["kept"] + counts["empty"]
     index = store.index(ids)
-    samples = store.load(index, ids, np.flatnonzero(index.stored)).to_pylist()
+    samples = store.load(index, np.flatnonzero(index.stored)).to_pylist()
     assert len(samples) == len({sample["example_id"] for sample in samples}) == counts["sampled"]
     engine, tokenizer = HfEngine(recipe.study.model), load_tokenizer(recipe.study.model)
     params = SamplingParams(1.0, 1.0, 6, (4,))
@@ -74,7 +74,7 @@ def test_longfaith_trains_on_the_chains_with_a_right_answer(make_recipe: Callabl
     ids = training_ids(recipe)
     store = sample_store(recipe)
     index = store.index(ids)
-    samples = store.load(index, ids, np.flatnonzero(index.stored)).to_pylist()
+    samples = store.load(index, np.flatnonzero(index.stored)).to_pylist()
     tokenizer = load_tokenizer(recipe.study.model)
     prompts = [tokenizer.decode(sample["prompt_ids"]) for sample in samples]
     assert prompts

@@ -42,7 +42,7 @@ def sample(recipe: Recipe) -> dict[str, int]:
 
 def stored(recipe: Recipe) -> list[dict[str, Any]]:
     ids, store = training_ids(recipe), sample_store(recipe)
-    return store.load(store.index(ids), ids, np.arange(len(ids)), ["outcome", "error", "response_ids"]).to_pylist()
+    return store.load(store.index(ids), np.arange(len(ids)), ["outcome", "error", "response_ids"]).to_pylist()
 
 
 def test_sample_keeps_and_counts_failed_rows_with_their_error(fake: Callable[..., Recipe]) -> None:
@@ -61,7 +61,7 @@ def test_sample_stops_in_one_line_after_too_many_failures(fake: Callable[..., Re
     with pytest.raises(UserError) as caught:
         run_sample(recipe)
     line = str(caught.value)
-    assert "samples failed (more than runtime.max_failed_fraction=0.05): example " in line
+    assert "samples failed (more than runtime.max_failed_fraction=0.05): sample " in line
     assert 2 <= line.count(FAILURE) <= 3
     assert "\n" not in line
     assert artifact_of(recipe, "sample").manifest() is None

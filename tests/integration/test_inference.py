@@ -345,7 +345,7 @@ def test_random_advantageous_slots_are_those_of_the_samples_and_of_no_trivial_ro
     build = PromptBuilder(load_tokenizer(study.model), study.data.prompt, max_length=512, reserve=0)
     rows = RowBuilder(build, study)
     ids, store = training_ids(recipe), sample_store(recipe)
-    samples = kept_samples(store.load(store.index(ids), ids, np.arange(len(ids))))
+    samples = kept_samples(store.load(store.index(ids), np.arange(len(ids))))
     slots = set()
     for sample in samples:
         assert sample is not None

@@ -20,10 +20,10 @@ from pos2distill.models.load import load_model, load_tokenizer
 from pos2distill.records import Example, Tokens, example_from_row
 from pos2distill.sampling.engines.hf import HfEngine
 from pos2distill.sampling.engines.protocol import Completion, SamplingParams
+from pos2distill.store.checkpoint_layout import MODEL_FOLDER
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.permutations import teacher_slots, trivial_slots
 from pos2distill.tasks.prompts import PromptBuilder
-from pos2distill.training.job import MODEL_FOLDER
 
 pytestmark = pytest.mark.xdist_group("compute")
 
@@ -53,9 +53,9 @@ def on_policy(make_recipe: Make) -> Make:
 
 def samples_of(each: Round) -> list[dict[str, Any]]:
     store = SampleStore(each.sample.artifact)
-    rows = [row for name in store.part_names() for row in store._read(name, ["example_id"]).to_pylist()]
-    ids = sorted(row["example_id"] for row in rows)
-    samples: list[dict[str, Any]] = store.load(store.index(ids), ids, list(range(len(ids)))).to_pylist()  # type: ignore[arg-type]
+    rows = [row for name in store.part_names() for row in store._read(name, ["sample_id"]).to_pylist()]
+    ids = sorted(row["sample_id"] for row in rows)
+    samples: list[dict[str, Any]] = store.load(store.index(ids), list(range(len(ids)))).to_pylist()  # type: ignore[arg-type]
     return samples
 
 
@@ -104,7 +104,7 @@ def test_run_distill_on_policy_teaches_the_students_own_answers(
     assert len(plan.rounds) == ROUNDS
     teachers_slots = set()
     for each in plan.rounds:
-        by_id = {sample["example_id"]: sample for sample in samples_of(each)}
+        by_id = {sample["sample_id"]: sample for sample in samples_of(each)}
         assert len(by_id) == EXAMPLES * (K + 1)
         losses: dict[bool, list[float]] = {True: [], False: []}
         for sample_id, sample in by_id.items():
@@ -112,7 +112,7 @@ def test_run_distill_on_policy_teaches_the_students_own_answers(
                 continue
             example = example_from_row(sample["example"])
             name, _, number = sample_id.rpartition("@")
-            assert name == example.example_id
+            assert name == example.example_id == sample["example_id"]
             answers = expected_responses(student, example, recipe)
             prompt, sampled = answers[int(number)]
             assert sample["sampled_ids"] == sampled
@@ -142,7 +142,7 @@ def test_run_distill_r1_with_a_teacher_at_a_random_slot(on_policy: Make, teacher
         recipe = on_policy(method={"name": "r1", "teacher": teacher, "teacher_slot": slot})
         run_distill(recipe)
         (only,) = make_plan(recipe).rounds
-        samples[slot] = {sample["example_id"]: sample for sample in samples_of(only)}
+        samples[slot] = {sample["sample_id"]: sample for sample in samples_of(only)}
         (step,) = read_steps(only.distill.artifact)
     answered = {name: sample["sampled_ids"] for name, sample in samples["advantageous"].items()}
     assert {name: sample["sampled_ids"] for name, sample in samples["random"].items()} == answered

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pos2distill.config import Recipe
-from pos2distill.store.artifacts import DRIVER_FILE
+from pos2distill.store.storage import DRIVER_FILE
 from tests.support.drivers import LIMIT, Driver
 from tests.support.results import artifact_of, assert_exactly_once, read_steps, sample_store, saved_states
 from tests.support.s3_server import FAULTS, Faulty

@@ -15,8 +15,9 @@ import pyarrow as pa
 import pytest
 
 from pos2distill.errors import CorruptPart
-from pos2distill.store.artifacts import Artifact, claim_storage, other_fingerprints
+from pos2distill.store.artifacts import Artifact, other_fingerprints
 from pos2distill.store.lease import hold_lease
+from pos2distill.store.storage import claim_storage
 from tests.support.paths import ODD_NAME
 from tests.support.s3_server import FAULTS, Faulty
 from tests.support.stores import make_samples, open_store
@@ -46,8 +47,8 @@ def test_sample_store_with_racing_writers_loses_nothing_and_shows_whole_parts(
         ]
         index = store.index(IDS)
         while not all(write.done() for write in writing):
-            loaded = store.load(index, IDS, np.flatnonzero(index.stored), ["example_id"])
-            assert loaded["example_id"].to_pylist() == [IDS[position] for position in np.flatnonzero(index.stored)]
+            loaded = store.load(index, np.flatnonzero(index.stored), ["sample_id"])
+            assert loaded["sample_id"].to_pylist() == [IDS[position] for position in np.flatnonzero(index.stored)]
             seen.append(len(loaded))
             index = store.index(IDS)
         parts = {write.result() for write in writing}
@@ -55,8 +56,8 @@ def test_sample_store_with_racing_writers_loses_nothing_and_shows_whole_parts(
     assert seen == sorted(seen)
     assert set(index.parts) == parts
     assert len(parts) == len(blocks)
-    assert store.load(index, IDS, np.arange(240), ["example_id"])["example_id"].to_pylist() == IDS
-    assert store.tally(index, IDS).outcomes == {"kept": 240}
+    assert store.load(index, np.arange(240), ["sample_id"])["sample_id"].to_pylist() == IDS
+    assert store.tally(index).outcomes == {"kept": 240}
     assert not store.artifact.fs.exists(store.quarantine)
     assert not [record for record in caplog.records if "corrupt" in record.message]
     assert all(faulty.requests[fault] for fault in FAULTS), faulty.requests
@@ -76,7 +77,7 @@ def test_sample_store_quarantines_corrupt_parts(storage: str) -> None:
     index = store.index(IDS[:24])
     assert missing_in(index) == list(range(8, 16))
     with pytest.raises(CorruptPart):
-        store.load(index, IDS[:24], np.arange(16, 24))
+        store.load(index, np.arange(16, 24))
     assert store.index(IDS[:24]).parts == (good,)
     assert {path.rsplit("/", 1)[-1] for path in fs.ls(store.quarantine, detail=False)} == {scanned, loaded}
 

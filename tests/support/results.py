@@ -71,7 +71,7 @@ def assert_exactly_once(recipe: Recipe) -> None:
     store = sample_store(recipe)
     index = store.index(ids)
     assert not missing_in(index)
-    assert store.tally(index, ids).outcomes.total() == len(ids)
+    assert store.tally(index).outcomes.total() == len(ids)
     counts = counts_of(recipe, "sample")
     assert counts["sampled"] == counts["kept"] == len(ids)
     steps = read_steps(recipe)

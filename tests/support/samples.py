@@ -42,7 +42,7 @@ class Source:
 
     @property
     def ids(self) -> pa.Array:
-        return self.table["example_id"].combine_chunks()
+        return self.table["sample_id"].combine_chunks()
 
     def sample(self, index: int) -> Sample:
         (sample,) = kept_samples(self.table.slice(index, 1))
@@ -80,6 +80,7 @@ def answered_source(study: Study) -> Source:
         dict.fromkeys(SAMPLE_SCHEMA.names)
         | {
             "example_id": example.example_id,
+            "sample_id": example.example_id,
             "example": asdict(example),
             "slots": study.advantageous(len(example.golds)),
             "prompt_ids": prompt,

@@ -21,9 +21,9 @@ def open_store(storage: str) -> SampleStore:
 def make_samples(*ids: str, **values: Any) -> pa.Table:
     """A kept sample of each id. Every other column is null or as given."""
     records = []
-    for example_id in ids:
+    for sample_id in ids:
         empty = dict.fromkeys(SAMPLE_SCHEMA.names)
-        records.append(empty | {"text": "42", "outcome": "kept", **values, "example_id": example_id})
+        records.append(empty | {"text": "42", "outcome": "kept", **values, "sample_id": sample_id})
     return pa.Table.from_pylist(records, schema=SAMPLE_SCHEMA)
 
 

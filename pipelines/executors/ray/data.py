@@ -45,7 +45,7 @@ def build_dataset(
     for operator in operators:
         if isinstance(operator, TaskOperator):
             compute = None if operator.max_tasks is None else TaskPoolStrategy(size=operator.max_tasks)
-            # A task takes a whole block, since each block of examples becomes one part of the sample store.
+            # A task takes a whole block, since each block of samples becomes one part of the sample store.
             dataset = dataset.map_batches(
                 operator.function, batch_size=None, batch_format="pyarrow", compute=compute, num_cpus=TASK_CPUS
             )
@@ -143,10 +143,10 @@ class _AsyncActor(_Actor):
             return await coroutine
 
     async def needed(self, batch: pa.Table) -> pa.Table:
-        """The examples of a batch that are still needed, once that is known."""
+        """The samples of a batch that are still needed, once that is known."""
         if not self.only_needed or self.tracker is None:
             return batch
-        ids = batch["example_id"].to_pylist()
+        ids = batch["sample_id"].to_pylist()
         while True:
             # In a thread, since waiting for the tracker must not stop the calls that overlap.
             needed = await asyncio.to_thread(self.tracker.claim_needed, ids)

@@ -14,7 +14,7 @@ import pyarrow.fs
 from pos2distill.errors import UserError
 from pos2distill.literal_paths import list_matching, remove
 from pos2distill.store.artifacts import Artifact
-from pos2distill.training.job import STATE_FOLDER
+from pos2distill.store.checkpoint_layout import STATE_FOLDER
 from pos2distill.urls import storage_errors
 
 _LIST = "checkpoint_manager_snapshot.json"

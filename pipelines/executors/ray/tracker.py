@@ -21,7 +21,7 @@ _STALLED_HINT = "`ray status` shows which machines are waited for"
 
 _GAUGES = {
     "samples_stored": "samples in the store, by outcome",
-    "examples_trained": "examples processed by training, over all epochs",
+    "samples_trained": "samples processed by training, over all epochs",
     "steps": "optimizer steps",
     "loss": "of the last step",
     "actors": "actors of a pool that began a batch in the last minutes",
@@ -39,10 +39,10 @@ class ProgressTrackerActor(ProgressTracker):
         for name, text in _GAUGES.items():
             self.gauges[name] = Gauge(f"pos2distill_{name}", description=text, tag_keys=tags)
 
-    def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], example_ids: Sequence[str]) -> None:
+    def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], sample_ids: Sequence[str]) -> None:
         """See `ProgressTracker.count_stored`."""
         try:
-            super().count_stored(outcomes, errors, example_ids)
+            super().count_stored(outcomes, errors, sample_ids)
         finally:
             # Also for the samples that exceed the limit on failures, since that limit raises here.
             for outcome, count in self.progress.stored.items():
@@ -51,7 +51,7 @@ class ProgressTrackerActor(ProgressTracker):
     def count_step(self, trained: int, steps: int, loss: float) -> None:
         """See `ProgressTracker.count_step`."""
         super().count_step(trained, steps, loss)
-        self._set("examples_trained", trained)
+        self._set("samples_trained", trained)
         self._set("steps", steps)
         self._set("loss", loss)
 
@@ -73,13 +73,13 @@ class RayTracker:
 
     actor: ActorHandle
 
-    def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], example_ids: Sequence[str]) -> None:
+    def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], sample_ids: Sequence[str]) -> None:
         """Count stored samples, and wait until they are counted: an error of the tracker ends the run."""
-        ray.get(self.actor.count_stored.remote(outcomes, errors, example_ids))
+        ray.get(self.actor.count_stored.remote(outcomes, errors, sample_ids))
 
-    def claim_needed(self, example_ids: Sequence[str]) -> list[bool] | None:
+    def claim_needed(self, sample_ids: Sequence[str]) -> list[bool] | None:
         """See `ProgressTracker.claim_needed`."""
-        needed: list[bool] | None = ray.get(self.actor.claim_needed.remote(example_ids))
+        needed: list[bool] | None = ray.get(self.actor.claim_needed.remote(sample_ids))
         return needed
 
     def count_step(self, trained: int, steps: int, loss: float) -> None:

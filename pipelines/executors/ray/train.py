@@ -24,8 +24,9 @@ from ray.train.v2.api.report_config import CheckpointUploadMode
 
 from pos2distill.errors import UserError
 from pos2distill.records import SAMPLE_SCHEMA
+from pos2distill.store.checkpoint_layout import STATE_FOLDER
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.job import STATE_FOLDER, TrainingJob, TrainingOutcome
+from pos2distill.training.job import TrainingJob, TrainingOutcome
 
 from ..protocol import Stream
 from .data import open_stream
@@ -177,9 +178,9 @@ class RaySession:
         """
         return get_train_context().preemption_context.preemption_info is not None
 
-    def count_step(self, examples: int, steps: int, loss: float) -> None:
+    def count_step(self, samples: int, steps: int, loss: float) -> None:
         """See `WorkerSession.count_step`."""
-        self.tracker.count_step(examples, steps, loss)
+        self.tracker.count_step(samples, steps, loss)
 
 
 class ShardReader:

@@ -29,8 +29,8 @@ from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from pos2distill.errors import UserError
 from pos2distill.store.artifacts import Artifact
+from pos2distill.store.checkpoint_layout import STATE_FOLDER
 from pos2distill.store.samples import SampleStore
-from pos2distill.training.job import STATE_FOLDER
 from tests.support.hub_server import hub_server, use_hub
 from tests.support.paths import ODD_NAME
 from tests.support.privileges import respecting_modes
@@ -183,7 +183,7 @@ def test_inspect_samples_shows_the_teachers_entropy(recipe: Recipe, command: Com
     model = AutoModelForCausalLM.from_pretrained(recipe.study.model.path, dtype=torch.float32)
     store = SampleStore(make_plan(recipe).sample.artifact)
     ids = sample_ids_of(make_plan(recipe).sample)
-    samples = store.load(store.index(ids), ids, np.arange(2), ["prompt_ids", "response_ids"]).to_pylist()
+    samples = store.load(store.index(ids), np.arange(2), ["prompt_ids", "response_ids"]).to_pylist()
     for sample, entropy in zip(samples, shown, strict=True):
         response = sample["response_ids"]
         with torch.no_grad():
@@ -808,6 +808,10 @@ def test_inspect_samples_shows_the_answered_prompts_not_the_teachers(
     rows = [json.loads(line) for line in lines if line.startswith("{")]  # the run's own lines come before
     assert len(rows) == 8 * responses
     assert all(row["question"] and row["location"] for row in rows)
+    assert len({row["sample_id"] for row in rows}) == len(rows)
+    assert len({row["example_id"] for row in rows}) == 8
+    last = command("inspect", recipe.storage, "--samples", "--json", "--example", rows[-1]["sample_id"])
+    assert [json.loads(line)["sample_id"] for line in last] == [rows[-1]["sample_id"]]
     # The gold document is at the position of each.
     for row in rows:
         answer, position = row["answers"][0], int(row["position"])

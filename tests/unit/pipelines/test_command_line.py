@@ -18,7 +18,8 @@ from pipelines.plan import make_plan
 from pipelines.terminal import summarise_manifest
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe, recipe_names, sweep_cells
-from pos2distill.store.artifacts import Artifact, Manifest, claim_storage
+from pos2distill.store.artifacts import Artifact, Manifest
+from pos2distill.store.storage import claim_storage
 
 Make = Callable[..., Recipe]
 

@@ -14,7 +14,9 @@ from pipelines.gate_options import add_gate, gate_flags
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.records import PREDICTION_SCHEMA
-from pos2distill.store.artifacts import Artifact, claim_storage, write_bytes
+from pos2distill.store.artifacts import Artifact
+from pos2distill.store.files import write_bytes
+from pos2distill.store.storage import claim_storage
 from tests.support.predictions import make_examples, predictions
 from tests.support.tables import examples_to_table
 

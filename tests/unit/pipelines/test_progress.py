@@ -137,12 +137,12 @@ def test_lines_of_training(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     progress._show_lines(progress._of_tracker(tracker.spec, tracker.read), script)
     rest = "sampled 3, kept 3"
     assert capsys.readouterr().err.splitlines() == [
-        f"distill: 0 of 6 examples; starting processes and loading models, 1 s so far; {rest}",
-        f"distill: 0 of 6 examples; time left unknown; {rest}, samplers 1",
-        f"distill: 2 of 6 examples; time left unknown; {rest}, samplers 1, step 1, loss 0.5000",
-        f"distill: 2 of 6 examples; time left unknown; {rest}, samplers 1, step 1, loss 0.5000",
-        f"distill: 4 of 6 examples; 1.00 a second, 00:02 left; {rest}, samplers 1, step 2, loss 0.5000",
-        f"distill: 6 of 6 examples; 1.33 a second, 00:00 left; {rest}, samplers 1, step 3, loss 0.5000",
+        f"distill: 0 of 6 samples; starting processes and loading models, 1 s so far; {rest}",
+        f"distill: 0 of 6 samples; time left unknown; {rest}, samplers 1",
+        f"distill: 2 of 6 samples; time left unknown; {rest}, samplers 1, step 1, loss 0.5000",
+        f"distill: 2 of 6 samples; time left unknown; {rest}, samplers 1, step 1, loss 0.5000",
+        f"distill: 4 of 6 samples; 1.00 a second, 00:02 left; {rest}, samplers 1, step 2, loss 0.5000",
+        f"distill: 6 of 6 samples; 1.33 a second, 00:00 left; {rest}, samplers 1, step 3, loss 0.5000",
     ]
 
 
@@ -156,13 +156,13 @@ def test_bar_of_a_resumed_run_begins_where_the_run_before_ended(monkeypatch: pyt
     script = Scripted(monkeypatch, nothing, *steps)
     progress._show_bar(progress._of_tracker(tracker.spec, tracker.read), script)
     drawn = [line for line in terminal.getvalue().split("\r") if ", " in line]
-    states = [re.sub(r".*\| (\d+/90 examples) \[[\d:]+, (.*?)[;\]].*", r"\1, \2", line.strip()) for line in drawn]
+    states = [re.sub(r".*\| (\d+/90 samples) \[[\d:]+, (.*?)[;\]].*", r"\1, \2", line.strip()) for line in drawn]
     assert states[:5] == [
-        "45/90 examples, starting processes and loading models",
-        "48/90 examples, time left unknown",
-        "48/90 examples, time left unknown",
-        "51/90 examples, 1.50 a second, 00:26 left",  # 39 are left
-        "51/90 examples, 1.50 a second, 00:25 left",
+        "45/90 samples, starting processes and loading models",
+        "48/90 samples, time left unknown",
+        "48/90 samples, time left unknown",
+        "51/90 samples, 1.50 a second, 00:26 left",  # 39 are left
+        "51/90 samples, 1.50 a second, 00:25 left",
     ]
 
 
@@ -174,7 +174,7 @@ def test_show_progress_shows_the_last_figures(
     with show_progress(tracker.spec, tracker.read):
         tracker.count_step(4, 2, 0.4)
     (*_, last) = capsys.readouterr().err.splitlines()
-    assert last == "distill: 4 of 4 examples; sampled 0, kept 0, step 2, loss 0.4000"
+    assert last == "distill: 4 of 4 samples; sampled 0, kept 0, step 2, loss 0.4000"
 
 
 @pytest.mark.usefixtures("every_second")

@@ -18,7 +18,7 @@ def test_run_progress_names_what_has_happened() -> None:
 
 
 def test_run_progress_of_sampling_counts_kept_samples() -> None:
-    """Answers that are not kept are no part of what is left to do. Training counts examples over all epochs."""
+    """Answers that are not kept are no part of what is left to do. Training counts samples over all epochs."""
     current = RunProgress(stored=Counter(kept=6, wrong=4), trained=15)
     assert (current.count("sample"), current.count("distill")) == (6, 15)
 
@@ -42,7 +42,7 @@ def test_tracker_compares_the_fraction_of_failed_samples_once_enough_are_kept() 
     )
 
 
-def test_tracker_knows_which_examples_are_still_needed() -> None:
+def test_tracker_knows_which_samples_are_still_needed() -> None:
     """Wanted are 2: with e0 wrong, e1 and e3 are the first kept ones, and e4 is not needed."""
     tracker = ProgressTracker(make_spec("sample", total=2))
     ids = ["e0", "e2", "e3", "e4"]

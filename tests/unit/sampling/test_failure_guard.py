@@ -20,8 +20,8 @@ def test_failure_guard_reports_the_first_errors() -> None:
     with pytest.raises(UserError) as caught:
         add(guard, "f" * 8, start=40)
     assert str(caught.value) == (
-        "10 of 63 samples failed (more than runtime.max_failed_fraction=0.05): example fox-38: out of memory; "
-        "example fox-39: an empty answer; example fox-40: out of memory"
+        "10 of 63 samples failed (more than runtime.max_failed_fraction=0.05): sample fox-38: out of memory; "
+        "sample fox-39: an empty answer; sample fox-40: out of memory"
     )
 
 
@@ -83,7 +83,7 @@ def test_failure_guard_judges_all_samples_in_the_end() -> None:
     guard.finish()
     guard = FailureGuard(0.05, stored=97, stored_failed=4)
     add(guard, "ffk")
-    with pytest.raises(UserError, match=r"^6 of 100 samples failed .+: example fox-0: out of memory; example fox-1: "):
+    with pytest.raises(UserError, match=r"^6 of 100 samples failed .+: sample fox-0: out of memory; sample fox-1: "):
         guard.finish()
 
 

@@ -102,6 +102,16 @@ def test_build_prompts_keeps_whole_examples_for_training(make_recipe: Callable[.
     assert measured["example"].to_pylist() == [None] * 3
 
 
+def test_build_prompts_names_the_sample_of_each_example(make_recipe: Callable[..., Recipe]) -> None:
+    """None where a model is evaluated, since an example has several prompts then."""
+    recipe = make_recipe()
+    examples = examples_to_table(load_split(recipe.study.data, documents=4, seed=0).train[:3])
+    samples = build_prompts(examples, recipe.study, [PromptSpec(4, None)], 8, True)
+    assert samples["sample_id"].to_pylist() == samples["example_id"].to_pylist() == examples["example_id"].to_pylist()
+    evaluated = build_prompts(examples, recipe.study, SPECS, 8, False)
+    assert evaluated["sample_id"].null_count == len(evaluated)
+
+
 def test_build_prompts_refuses_a_long_prompt_in_evaluation(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
     with pytest.raises(UserError, match=r"^example fox-\d+: prompt of \d+ tokens .+ exceed the model's context of 20"):
         make_batch(False, 20)
@@ -278,7 +288,8 @@ def test_build_prompts_on_policy_shows_each_sample_at_its_slots(make_recipe: Cal
     numbered = table.append_column("number", [[0, 2, 1, 0]])
     prompts = build_prompts(numbered, study, [PromptSpec(4, None)], 8, True)
     names = [example.example_id for example in examples]
-    assert prompts["example_id"].to_pylist() == [f"{names[0]}@0", f"{names[0]}@2", f"{names[1]}@1", f"{names[1]}@0"]
+    assert prompts["sample_id"].to_pylist() == [f"{names[0]}@0", f"{names[0]}@2", f"{names[1]}@1", f"{names[1]}@0"]
+    assert prompts["example_id"].to_pylist() == [names[0], names[0], names[1], names[1]]
     slots = [trivial_slots(study, example) for example in examples]
     assert prompts["slots"].to_pylist() == [[3], list(slots[0][1]), list(slots[1][0]), [3]]
     assert prompts["example"].to_pylist() == table.to_pylist()
@@ -299,8 +310,8 @@ class Counter:
     def __init__(self) -> None:
         self.calls: list[tuple[list[str], list[str | None], list[str]]] = []
 
-    def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], example_ids: Sequence[str]) -> None:
-        self.calls.append((list(outcomes), list(errors), list(example_ids)))
+    def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], sample_ids: Sequence[str]) -> None:
+        self.calls.append((list(outcomes), list(errors), list(sample_ids)))
 
 
 @pytest.mark.parametrize("return_samples", [True, False])
@@ -312,8 +323,8 @@ def test_store_samples_counts_and_fills_teacher_columns_with_nulls(tmp_path: Pat
     counter = Counter()
     returned = store_samples(samples.drop_columns(["hidden", "hidden_dtype"]), artifact, counter, return_samples)
     assert counter.calls == [(["kept", "kept"], [None, None], ["a", "b"])]
-    assert returned.equals(samples if return_samples else samples.select(["example_id"]))
-    assert store.load(store.index(["a", "b"]), ["a", "b"], np.arange(2)).equals(samples)
+    assert returned.equals(samples if return_samples else samples.select(["sample_id"]))
+    assert store.load(store.index(["a", "b"]), np.arange(2)).equals(samples)
 
 
 def test_prompt_builder_is_created_again_only_for_changed_files(

@@ -6,49 +6,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pyarrow as pa
 import pytest
 
 from pos2distill.errors import UserError
-from pos2distill.store.artifacts import (
-    Artifact,
-    check_storage,
-    claim_storage,
-    other_fingerprints,
-    release_storage,
-    write_bytes,
-    write_json,
-)
-from tests.support.stores import make_samples, open_store
-
-# --- one file at a time
-
-
-def test_write_bytes_leaves_nothing_after_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = open_store(str(tmp_path))
-    store.append(make_samples("a"))
-
-    def crash(*paths: Any) -> None:
-        raise OSError("the machine went down")
-
-    monkeypatch.setattr(os, "replace", crash)
-    with pytest.raises(OSError, match="went down"):
-        store.append(make_samples("b"))
-    assert store.index(["a", "b"]).stored.tolist() == [True, False]
-    assert len(list(Path(store.folder).iterdir())) == 1
-
-
-def test_write_bytes_replaces_the_whole_file(storage: str) -> None:
-    fs, path = fsspec.url_to_fs(f"{storage}/file")
-    fs.makedirs(fs._parent(path), exist_ok=True)
-    write_bytes(fs, path, b"a long first content")
-    write_bytes(fs, path, b"short")
-    assert fs.cat_file(path) == b"short"
-    assert [entry.rsplit("/", 1)[-1] for entry in fs.ls(fs._parent(path), detail=False)] == ["file"]
-
-
-# --- artifacts
+from pos2distill.records import SCHEMA_VERSION
+from pos2distill.store.artifacts import Artifact, other_fingerprints
+from pos2distill.store.files import write_bytes, write_json
 
 
 def test_artifact_is_visible_once_published(storage: str) -> None:
@@ -179,7 +143,10 @@ def test_artifact_manifest_refuses_another_schema_version(storage: str) -> None:
         artifact.manifest()
 
 
-@pytest.mark.parametrize("content", ["", '{"schema_version": 1', "[]", "{}", '{"schema_version": 6, "counts": {}}'])
+@pytest.mark.parametrize(
+    "content",
+    ["", '{"schema_version": 1', "[]", "{}", json.dumps({"schema_version": SCHEMA_VERSION, "counts": {}})],
+)
 def test_artifact_manifest_reports_a_corrupt_file(storage: str, content: str) -> None:
     artifact = publish(storage)
     write_bytes(artifact.fs, f"{artifact.path}/manifest.json", content.encode())
@@ -195,77 +162,3 @@ def test_other_fingerprints_lists_finished_artifacts_only(storage: str) -> None:
     assert other_fingerprints(storage, "samples", ["dddd"]) == ["aaaa", "bbbb"]
     assert other_fingerprints(storage, "samples", ["aaaa"]) == ["bbbb"]
     assert other_fingerprints(storage, "checkpoint", ["aaaa"]) == []
-
-
-# --- the folder of a run
-
-
-def test_claim_storage_refuses_another_recipe(storage: str) -> None:
-    claim_storage(storage, "mine")
-    claim_storage(storage, "mine")
-    with pytest.raises(UserError) as caught:
-        claim_storage(storage, "yours")
-    assert str(caught.value) == (
-        f"{storage}: holds the run of recipe 'mine', not 'yours'; choose another runtime.storage"
-    )
-
-
-def test_release_storage_frees_a_folder_without_artifacts_only(storage: str) -> None:
-    fs, path = fsspec.url_to_fs(storage)
-    claim_storage(storage, "mine")
-    fs.pipe_file(f"{path}/driver.json", b"{}")  # of the driver that releases the storage
-    release_storage(storage)
-    claim_storage(storage, "yours")
-    publish(storage, "aaaa")
-    release_storage(storage)
-    assert check_storage(storage, "yours")
-
-
-def test_check_storage_does_not_claim(storage: str) -> None:
-    assert not check_storage(storage, "mine")
-    claim_storage(storage, "yours")
-    with pytest.raises(UserError, match="holds the run of recipe 'yours', not 'mine'"):
-        check_storage(storage, "mine")
-
-
-def test_claim_storage_refuses_a_folder_with_foreign_files(storage: str) -> None:
-    fs, path = fsspec.url_to_fs(storage)
-    fs.makedirs(path)
-    claim_storage(storage, "mine")  # empty, so it can be claimed
-    fs.rm_file(f"{path}/run.json")
-    fs.pipe_file(f"{path}/thesis.tex", b"years of work")
-    with pytest.raises(UserError, match=r"is not empty and holds no run \(no run.json\); choose another"):
-        claim_storage(storage, "mine")
-    assert fs.cat_file(f"{path}/thesis.tex") == b"years of work"
-    with pytest.raises(UserError, match=r"thesis.tex: is a file, expected a folder \(runtime.storage\)$"):
-        claim_storage(f"{storage}/thesis.tex", "mine")
-
-
-def test_claim_storage_reports_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(
-        UserError, match=r"/file/run: cannot be used \(Not a directory\) \(runtime.storage\); a part of"
-    ):
-        claim_storage(f"{tmp_path}/file/run", "mine")
-
-
-def test_claim_storage_reports_a_corrupt_run_file(storage: str) -> None:
-    claim_storage(storage, "mine")
-    fs, path = fsspec.url_to_fs(storage)
-    fs.pipe_file(f"{path}/run.json", b"")
-    with pytest.raises(UserError, match=r"corrupt run.json \(.+\); choose another runtime.storage"):
-        claim_storage(storage, "mine")
-
-
-@pytest.mark.parametrize("name", ["run.json.0123abcd.partial", "driver.json.0123abcd.partial", "driver.json"])
-def test_claim_storage_of_a_folder_in_which_a_run_is_about_to_start(tmp_path: Path, name: str) -> None:
-    """Or in which one was killed then."""
-    (tmp_path / name).write_text("{")
-    assert claim_storage(str(tmp_path), "mine") is False
-    assert check_storage(str(tmp_path), "mine")
-
-
-def test_claim_storage_refuses_a_folder_of_other_files(tmp_path: Path) -> None:
-    (tmp_path / "run.json.bak").write_text("{}")
-    with pytest.raises(UserError, match="is not empty and holds no run"):
-        claim_storage(str(tmp_path), "mine")

@@ -20,7 +20,8 @@ import pytest
 
 from pos2distill.errors import TransientError
 from pos2distill.store import lease
-from pos2distill.store.artifacts import claim_storage, write_bytes
+from pos2distill.store.files import write_bytes
+from pos2distill.store.storage import claim_storage
 from tests.support.wall_clock import WallClock
 
 PERIOD = 0.05  # of holders that do not renew

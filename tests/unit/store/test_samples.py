@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pos2distill.errors import CorruptPart
-from pos2distill.records import SAMPLE_SCHEMA
+from pos2distill.records import SAMPLE_SCHEMA, SCHEMA_VERSION
 from pos2distill.store.samples import SampleStore
 from tests.support.stores import make_samples, open_store
 from tests.support.tables import missing_in
@@ -29,7 +29,7 @@ def indices(*values: int) -> np.ndarray:
 def texts(store: SampleStore, ids: list[str]) -> dict[str, str]:
     """The stored text of each stored id."""
     index = store.index(ids)
-    table = store.load(index, ids, np.flatnonzero(index.stored), ["example_id", "text"])
+    table = store.load(index, np.flatnonzero(index.stored), ["sample_id", "text"])
     return dict(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
@@ -43,19 +43,19 @@ def test_load_returns_samples_in_the_requested_order(storage: str) -> None:
     index = store.index(ids)
     assert index.parts == tuple(names)
     assert index.part_of[2] == -1
-    for example in (0, 1, 3):
-        assert ids[example] in read_ids(store, names[index.part_of[example]])
+    for sample in (0, 1, 3):
+        assert ids[sample] in read_ids(store, names[index.part_of[sample]])
     assert index.part_of.dtype == np.int32
     assert (index.stored.tolist(), missing_in(index)) == ([True, True, False, True], [2])
-    assert store.load(index, ids, indices(3, 0, 1, 0)).equals(make_samples("c", "a", "b", "a"))
-    assert store.load(index, pa.array(ids), indices(1), ["outcome", "example_id"]).to_pylist() == [
-        {"outcome": "kept", "example_id": "b"}
+    assert store.load(index, indices(3, 0, 1, 0)).equals(make_samples("c", "a", "b", "a"))
+    assert store.load(index, indices(1), ["outcome", "sample_id"]).to_pylist() == [
+        {"outcome": "kept", "sample_id": "b"}
     ]
-    assert store.load(index, ids, indices()).equals(make_samples())
+    assert store.load(index, indices()).equals(make_samples())
 
 
 def read_ids(store: SampleStore, name: str) -> list[str]:
-    return pq.read_table(f"{store.folder}/{name}", filesystem=store.artifact.fs)["example_id"].to_pylist()
+    return pq.read_table(f"{store.folder}/{name}", filesystem=store.artifact.fs)["sample_id"].to_pylist()
 
 
 def test_index_of_an_empty_store(storage: str) -> None:
@@ -69,7 +69,7 @@ def test_load_refuses_an_index_without_a_sample(storage: str) -> None:
     store.append(make_samples("a"))
     index = store.index(["a", "b", "c"])
     with pytest.raises(ValueError, match=rf"^{re.escape(store.artifact.url)}: no sample at indices \[2, 1\]$"):
-        store.load(index, ["a", "b", "c"], indices(2, 0, 1))
+        store.load(index, indices(2, 0, 1))
 
 
 def test_load_reads_only_the_parts_it_needs(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,36 +85,36 @@ def test_load_reads_only_the_parts_it_needs(storage: str, monkeypatch: pytest.Mo
         return whole(self, name, columns)
 
     monkeypatch.setattr(SampleStore, "_read", spy)
-    store.load(index, IDS, indices(4, 0, 5, 1, 4))
-    assert sorted(read) == sorted({index.parts[index.part_of[example]] for example in (0, 4)})
+    store.load(index, indices(4, 0, 5, 1, 4))
+    assert sorted(read) == sorted({index.parts[index.part_of[sample]] for sample in (0, 4)})
 
 
-def test_append_of_the_same_examples_gives_one_part(storage: str) -> None:
+def test_append_of_the_same_samples_gives_one_part(storage: str) -> None:
     store = open_store(storage)
     names = {store.append(make_samples("a", "b")), store.append(make_samples("b", "a"))}
     assert store.part_names() == list(names)
     assert store.append(make_samples("a", "c")) not in names
 
 
-def test_load_and_tally_use_one_part_of_an_example(storage: str) -> None:
+def test_load_and_tally_use_one_part_of_a_sample(storage: str) -> None:
     """Two writers raced with overlapping batches; every reader takes the same one of the two rows."""
     store = open_store(storage)
     named = {store.append(make_samples("a", "b", text=text)): text for text in ["one"]}
     named[store.append(make_samples("b", "c", text="two"))] = "two"
     assert texts(store, ["a", "b", "c"]) == {"a": "one", "b": named[min(named)], "c": "two"}
-    assert store.tally(store.index(["a", "b", "c"]), ["a", "b", "c"]).outcomes == {"kept": 3}
+    assert store.tally(store.index(["a", "b", "c"])).outcomes == {"kept": 3}
 
 
 batches = st.lists(st.lists(st.sampled_from(IDS), min_size=1, max_size=5), max_size=8)
 
 
 @given(batches, batches, st.sets(st.integers(0, 15)), st.permutations(IDS))
-def test_store_reads_each_example_once_after_races_and_corruption(
+def test_store_reads_each_sample_once_after_races_and_corruption(
     before: list[list[str]], after: list[list[str]], broken: set[int], order: list[str]
 ) -> None:
     """Racing writers leave overlapping parts, and the same part twice; some are corrupt."""
     store = open_store(f"memory://{uuid.uuid4().hex}")
-    ids = order[:10]  # parts also hold examples that are not in the list
+    ids = order[:10]  # parts also hold samples that are not in the list
     held: dict[str, dict[str, str]] = {}
 
     def append(groups: list[list[str]]) -> None:
@@ -134,9 +134,9 @@ def test_store_reads_each_example_once_after_races_and_corruption(
     expected: dict[str, str] = {}
     for name in sorted(set(held) - corrupt, reverse=True):
         expected |= held[name]
-    expected = {example_id: text for example_id, text in expected.items() if example_id in ids}
+    expected = {sample_id: text for sample_id, text in expected.items() if sample_id in ids}
     assert texts(store, ids) == expected
-    assert store.tally(fresh, ids).outcomes.total() == len(expected)
+    assert store.tally(fresh).outcomes.total() == len(expected)
 
 
 def test_tally_counts_outcomes_and_finish_reasons(storage: str) -> None:
@@ -144,14 +144,14 @@ def test_tally_counts_outcomes_and_finish_reasons(storage: str) -> None:
     store.append(make_samples("a", "b", finish_reason="length"))
     store.append(make_samples("c", "x", outcome="wrong", finish_reason="stop"))
     ids = ["a", "b", "c", "d"]
-    tally = store.tally(store.index(ids), ids)
+    tally = store.tally(store.index(ids))
     assert tally.outcomes == Counter(kept=2, wrong=1)
     assert tally.finish_reasons == Counter(length=2, stop=1)
     assert tally.thoughts == {}
     store.append(make_samples("d", text="<think>It is"))
-    assert store.tally(store.index(ids), ids).thoughts == Counter(thoughts=1, unfinished_thoughts=1)
+    assert store.tally(store.index(ids)).thoughts == Counter(thoughts=1, unfinished_thoughts=1)
     empty = open_store(f"{storage}/empty")
-    assert empty.tally(empty.index(ids), ids).outcomes == {}
+    assert empty.tally(empty.index(ids)).outcomes == {}
 
 
 def test_open_keeps_parts_of_an_interrupted_run(storage: str) -> None:
@@ -198,16 +198,16 @@ CORRUPTIONS = {
     "truncated": (lambda data: data[: len(data) // 2], "Parquet magic bytes not found in footer"),
     "not Parquet": (lambda data: b"<html>" * 999, "Parquet magic bytes not found in footer"),
     "flipped footer": (lambda data: flipped(data, len(data) - 6), "footer"),
-    "flipped ids": (lambda data: flipped(data, page_of(data, "example_id")), "CRC checksum verification failed"),
-    "other version": (other_version, "schema version 2, expected 6"),
+    "flipped ids": (lambda data: flipped(data, page_of(data, "sample_id")), "CRC checksum verification failed"),
+    "other version": (other_version, f"schema version 2, expected {SCHEMA_VERSION}"),
     "no version": (
         lambda data: written(make_samples("a").replace_schema_metadata()),
-        "schema version none, expected 6",
+        f"schema version none, expected {SCHEMA_VERSION}",
     ),
     "missing column": (without_column, "its columns are not those of SAMPLE_SCHEMA"),
     "another part": (
         lambda data: written(make_samples("x")),
-        "its examples are not those that it is named after",
+        "its samples are not those that it is named after",
     ),
 }
 
@@ -228,7 +228,7 @@ def test_index_quarantines_a_corrupt_part(storage: str, kind: str, caplog: pytes
     assert record.levelno == logging.WARNING
     assert "\n" not in record.message
     assert record.message.startswith(f"{path}: corrupt (")
-    assert record.message.endswith(f"); moved to {store.quarantine}, its examples will be sampled again")
+    assert record.message.endswith(f"); moved to {store.quarantine}, its samples will be made again")
     assert reason in record.message
 
     store.append(make_samples("b", "c"))
@@ -244,14 +244,14 @@ def test_load_quarantines_a_part_with_corrupt_data(storage: str, caplog: pytest.
     fs.pipe_file(path, flipped(data, page_of(data, "hidden")))
     index = store.index(["a", "b"])
     assert index.stored.all()  # the ids can be read
-    assert store.load(index, ["a", "b"], indices(0)).num_rows == 1
+    assert store.load(index, indices(0)).num_rows == 1
     failed = r"corrupt \(.*CRC checksum verification failed.*\)"
     with pytest.raises(CorruptPart, match=rf"^{re.escape(path)}: {failed}; moved to "):
-        store.load(index, ["a", "b"], indices(0, 1))
+        store.load(index, indices(0, 1))
     assert [str(record.message).startswith(f"{path}: corrupt") for record in caplog.records] == [True]
     # A later call with the same index fails too; a new index does not.
-    with pytest.raises(CorruptPart, match=rf"^{re.escape(path)}: not found; its examples will be sampled again$"):
-        store.tally(index, ["a", "b"])
+    with pytest.raises(CorruptPart, match=rf"^{re.escape(path)}: not found; its samples will be made again$"):
+        store.tally(index)
     assert missing_in(store.index(["a", "b"])) == [1]
 
 

@@ -43,6 +43,7 @@ def samples(indices: list[int], kept: set[int]) -> pa.Table:
             dict.fromkeys(SAMPLE_SCHEMA.names)
             | {
                 "example_id": example.example_id,
+                "sample_id": example.example_id,
                 "example": asdict(example),
                 "slots": [0],
                 "prompt_ids": [index],
@@ -97,7 +98,7 @@ class World:
 
 
 def trained(batches: Iterator[Batch]) -> list[list[int]]:
-    """The kept examples of each batch, by their prompt's one token; without the empty batches of waiting."""
+    """The kept samples of each batch, by their prompt's one token; without the empty batches of waiting."""
     return [[int(sample.prompt_ids[0]) for sample in batch.samples] for batch in batches if len(batch.indices)]
 
 
@@ -117,10 +118,10 @@ def drain(loader: BatchLoader, progress: TrainingProgress) -> list[Batch]:
 
 
 @given(st.integers(1, 1500), st.integers(0, 5), st.integers(0, 3))
-def test_epoch_order_is_a_permutation_and_a_pure_function(examples: int, seed: int, epoch: int) -> None:
-    order = epoch_order(examples, seed, epoch)
-    assert sorted(order.tolist()) == list(range(examples))
-    assert order.tolist() == epoch_order(examples, seed, epoch).tolist()
+def test_epoch_order_is_a_permutation_and_a_pure_function(samples: int, seed: int, epoch: int) -> None:
+    order = epoch_order(samples, seed, epoch)
+    assert sorted(order.tolist()) == list(range(samples))
+    assert order.tolist() == epoch_order(samples, seed, epoch).tolist()
 
 
 def test_epoch_order_shuffles_later_epochs_differently_window_by_window() -> None:
@@ -142,7 +143,7 @@ def test_epoch_order_is_pinned() -> None:
 # --- from the store
 
 
-def test_batches_contain_every_kept_example_once_an_epoch() -> None:
+def test_batches_contain_every_kept_sample_once_an_epoch() -> None:
     world = World(10, kept={0, 1, 2, 4, 5, 7, 8, 9})
     world.put([3, 1, 4, 0, 5])
     world.put([9, 2, 6, 8, 7])
@@ -202,7 +203,7 @@ def shuffled_parts(count: int, seed: int) -> list[list[int] | None]:
 
 @pytest.mark.parametrize("order", ["arrival", "fixed"])
 @given(count=st.integers(1, 40), seed=st.integers(0, 10**6), data=st.data())
-def test_batches_contain_each_example_exactly_once_from_store_and_stream(
+def test_batches_contain_each_sample_exactly_once_from_store_and_stream(
     order: str, count: int, seed: int, data: Any
 ) -> None:
     """Some samples are stored before, some come twice, and the stream's last rows are in the store alone."""
@@ -243,7 +244,7 @@ def test_batches_in_fixed_order_resume_after_any_batch_unchanged(count: int, see
 
 
 @given(count=st.integers(4, 40), seed=st.integers(0, 10**6), stop=st.integers(1, 20))
-def test_batches_in_order_of_arrival_resume_without_losing_or_repeating_an_example(
+def test_batches_in_order_of_arrival_resume_without_losing_or_repeating_a_sample(
     count: int, seed: int, stop: int
 ) -> None:
     world, progress, got = World(count), TrainingProgress.at_start(count), []
@@ -259,7 +260,7 @@ def test_batches_in_order_of_arrival_resume_without_losing_or_repeating_an_examp
 
 def test_batches_raise_if_a_sample_never_arrives() -> None:
     world = World(5)
-    with pytest.raises(RuntimeError, match="2 examples are neither in the store nor did the stream bring them"):
+    with pytest.raises(RuntimeError, match="2 samples are neither in the store nor did the stream bring them"):
         list(world.loader(make_study(), [[0, 1, 2]]).batches(TrainingProgress.at_start(5)))
 
 
@@ -329,7 +330,7 @@ def test_all_gather_tables_sends_slices_without_the_rest_of_their_table() -> Non
 
     with ThreadPoolExecutor(2) as pool:
         for got in pool.map(run, ranks):
-            assert [each["example_id"].to_pylist() for each in got] == [["e0001"]]
+            assert [each["sample_id"].to_pylist() for each in got] == [["e0001"]]
     sent = ranks[0].sample_group.values[1]
     assert isinstance(sent, bytes)
     assert len(sent) < 20_000
@@ -351,7 +352,7 @@ def test_training_progress_add_starts_a_new_epoch_with_nothing_done() -> None:
     assert (progress.step, progress.epoch, progress.done.tolist()) == (7, 1, [False, False, True])
 
 
-# --- as many kept examples as are wanted
+# --- as many kept samples as are wanted
 
 
 WANTED = 5
@@ -391,7 +392,7 @@ def test_batches_of_a_stream_are_the_first_kept_ones(order: str, parts: list[lis
 
 
 def test_batches_of_a_stream_do_not_wait_for_what_is_certain() -> None:
-    """Of 6 wanted, the first 6 examples are certain at once; the seventh when one of them is not kept."""
+    """Of 6 wanted, the first 6 samples are certain at once; the seventh when one of them is not kept."""
     world = World(12)
     world.kept = {0, 1, 2, 3, 4, 6, 7}
     batches = world.loader(make_study(wanted=6), [[3, 6], [4, 0], [1, 2], [5]]).batches(TrainingProgress.at_start(12))

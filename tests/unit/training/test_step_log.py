@@ -24,7 +24,7 @@ def open_log(storage: str, step: int) -> StepLog:
         study=SimpleNamespace(training=SimpleNamespace(epochs=1)),
     )
     session: Any = SimpleNamespace(count_step=lambda *_: None)
-    return StepLog(job, session, step, examples=8)
+    return StepLog(job, session, step, samples=8)
 
 
 def write_steps(log: StepLog, first: int, last: int) -> None:

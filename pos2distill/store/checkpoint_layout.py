@@ -1,0 +1,13 @@
+"""What a checkpoint holds: its folders, and the URL of its model."""
+
+from pos2distill.store.artifacts import Artifact
+
+# The model in Hugging Face format, what each step did, and the training state while training runs.
+MODEL_FOLDER, STEPS_FOLDER, STATE_FOLDER = "model", "steps", "training"
+# With `training.lora` also the adapters by themselves, in peft's format.
+ADAPTER_FOLDER = "adapter"
+
+
+def model_url(checkpoint: Artifact) -> str:
+    """The folder of the model that a checkpoint holds."""
+    return f"{checkpoint.url}/{MODEL_FOLDER}"

@@ -1,0 +1,69 @@
+"""Single files at any fsspec URL: written whole or not at all, and read with their checksums verified."""
+
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from fsspec.implementations.local import LocalFileSystem
+
+from pos2distill.faults import is_fault
+from pos2distill.parquet import open_parquet
+
+ROW_GROUP_SIZE = 256
+"""Rows of a Parquet row group, the least that a reader must read to get one row."""
+
+
+def write_table(fs: fsspec.AbstractFileSystem, path: str, table: pa.Table) -> None:
+    """Write a Parquet file atomically, with checksums."""
+    # In memory first: the file must be written in one piece, and parts are small.
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True, row_group_size=ROW_GROUP_SIZE)
+    write_bytes(fs, path, sink.getvalue().to_pybytes())
+
+
+def read_table(fs: fsspec.AbstractFileSystem, path: str, columns: list[str] | None = None) -> pa.Table:
+    """Read a Parquet file, or some of its columns, and verify its checksums.
+
+    Raises:
+        pyarrow.ArrowException: if it is no Parquet file, is corrupt, or lacks a column.
+    """
+    with fs.open(path) as source:
+        file = open_parquet(source)
+        missing = [name for name in columns or () if name not in file.schema_arrow.names]
+        if missing:
+            raise pa.ArrowInvalid(f"no column {missing[0]}")
+        return file.read(columns, use_threads=False)
+
+
+def write_json(fs: fsspec.AbstractFileSystem, path: str, value: Any) -> None:
+    """Write indented JSON atomically."""
+    write_bytes(fs, path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def write_bytes(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
+    """Write a file atomically: on disk through a rename, on an object store in one PUT."""
+    if not isinstance(fs, LocalFileSystem):
+        fs.pipe_file(path, data)
+        return
+    # A unique name, since two processes may write the same file at the same time.
+    partial = f"{path}.{uuid.uuid4().hex}.partial"
+    try:
+        with open(partial, "wb") as file:
+            file.write(data)
+            # On the disk before the rename: after a power failure the name may otherwise belong to an empty file.
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        Path(partial).unlink(missing_ok=True)
+
+
+def is_corrupt(error: BaseException) -> bool:
+    """Whether a Parquet file could not be read because of its content. Else its storage could not be read."""
+    # Arrow 23 raises a plain OSError for damaged pages; those of storages have a number or another class.
+    return (type(error) is OSError and error.errno is None) or not is_fault(error)

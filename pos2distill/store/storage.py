@@ -1,0 +1,89 @@
+"""Which recipe owns a storage, the folder of a run at any fsspec URL."""
+
+import json
+import os
+import re
+from contextlib import suppress
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from pos2distill.errors import UserError
+from pos2distill.store.files import write_json
+from pos2distill.urls import open_url, storage_errors
+
+RUN_FILE = "run.json"  # names the recipe that owns the storage
+DRIVER_FILE = "driver.json"  # names the running driver (see `lease`)
+
+# Also while they are written (`write_bytes`), or if a run was killed then.
+_MARK = re.compile(rf"({re.escape(RUN_FILE)}|{re.escape(DRIVER_FILE)})(\.[0-9a-f]+\.partial)?")
+
+
+def check_storage(storage: str, name: str) -> bool:
+    """Whether a folder already belongs to this recipe. Nothing is written.
+
+    Returns: False if the folder is empty or does not exist.
+    Raises:
+        UserError: if the folder belongs to another recipe, or holds files but no run; if the storage refuses access or
+            cannot be reached.
+    """
+    with storage_errors(storage, "runtime.storage"):
+        return _belongs_to(storage, name)
+
+
+def _belongs_to(storage: str, name: str) -> bool:
+    fs, path = open_url(storage, "runtime.storage")
+    marker = f"{path}/{RUN_FILE}"
+    if fs.exists(marker):
+        try:
+            owner = json.loads(fs.cat_file(marker))["name"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{storage}: corrupt {RUN_FILE} ({error}); choose another runtime.storage") from None
+        if owner != name:
+            raise UserError(
+                f"{storage}: holds the run of recipe '{owner}', not '{name}'; choose another runtime.storage"
+            )
+        return True
+    if fs.exists(path) and not fs.isdir(path):
+        raise UserError(f"{storage}: is a file, expected a folder (runtime.storage)")
+    if fs.exists(path) and _list_content(fs, path):
+        raise UserError(f"{storage}: is not empty and holds no run (no {RUN_FILE}); choose another runtime.storage")
+    return False
+
+
+def claim_storage(storage: str, name: str) -> bool:
+    """Create the folder if needed, and mark it as the storage of this recipe.
+
+    Returns: whether the folder was created.
+    Raises:
+        UserError: as `check_storage`, or if the folder cannot be created.
+    """
+    if check_storage(storage, name):
+        return False
+    fs, path = open_url(storage, "runtime.storage")
+    with storage_errors(storage, "runtime.storage"):
+        is_new = not fs.exists(path)
+        fs.makedirs(path, exist_ok=True)
+        write_json(fs, f"{path}/{RUN_FILE}", {"name": name})
+    return is_new
+
+
+def release_storage(storage: str) -> None:
+    """Undo `claim_storage` if no artifact was written. The caller must hold the lease."""
+    fs, path = open_url(storage, "runtime.storage")
+    if not _list_content(fs, path):
+        fs.rm_file(f"{path}/{RUN_FILE}")
+
+
+def remove_if_empty(storage: str) -> None:
+    """Remove the folder of a storage that holds nothing. Object stores have no folders."""
+    fs, path = open_url(storage, "runtime.storage")
+    if isinstance(fs, LocalFileSystem):
+        with suppress(OSError):
+            os.rmdir(path)
+
+
+def _list_content(fs: fsspec.AbstractFileSystem, path: str) -> set[str]:
+    """Names of the entries of a folder, without the two files that mark its owner."""
+    names = {str(entry).rsplit("/", 1)[-1] for entry in fs.ls(path, detail=False)}
+    return {name for name in names if not _MARK.fullmatch(name)}
