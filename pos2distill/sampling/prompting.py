@@ -156,7 +156,7 @@ def _build_prompt(
 def show_teacher_prompts(answers: pa.Table, study: Study) -> pa.Table:
     """Replace the prompts that were answered by those that the teacher gets of their examples."""
     # Nothing is reserved, because the responses exist.
-    builder = _token_builder(study, 0)
+    builder = _token_builder(study, 0, files_version(study.model))
     prompts: list[Tokens | Sequence[int]] = []
     for record, outcome in zip(answers["example"].to_pylist(), answers["outcome"].to_pylist(), strict=True):
         if outcome == "failed":  # perhaps because its prompt is too long
@@ -179,26 +179,22 @@ def prompt_builder(
     """
     if study.model.is_served_name:
         return MessageBuilder(study.data.wording, max_length=study.model.max_length, reserve=max_new_tokens)
-    return _token_builder(study, max_new_tokens, model_version)
-
-
-def _token_builder(study: Study, max_new_tokens: int, model_version: str | None = None) -> PromptBuilder:
-    """The builder of the model's files as they are now: in a notebook, they may have changed since the last call."""
-    return _create_token_builder(study, max_new_tokens, model_version or files_version(study.model))
+    # The files as they are now: in a notebook, they may have changed since the last call.
+    return _token_builder(study, max_new_tokens, model_version or files_version(study.model))
 
 
 @functools.lru_cache(maxsize=2)
-def _create_token_builder(study: Study, max_new_tokens: int, _version: str) -> PromptBuilder:
-    """Created once in a process, which may run many tasks.
+def _token_builder(study: Study, max_new_tokens: int, _version: str) -> PromptBuilder:
+    """Loaded once in a process, which may run many tasks, for each version of the model's files.
 
     In a thread: Ray 2.60 cancels a task by interrupting the main thread. In the middle of importing torch, that would
     leave a process which can never import it and which Ray gives further tasks.
     """
+
+    def load() -> PromptBuilder:
+        from pos2distill.models.prompts import load_prompt_builder
+
+        return load_prompt_builder(study, reserve=max_new_tokens)
+
     with ThreadPoolExecutor(1, "prompts") as thread:
-        return thread.submit(_load_token_builder, study, max_new_tokens).result()
-
-
-def _load_token_builder(study: Study, max_new_tokens: int) -> PromptBuilder:
-    from pos2distill.models.prompts import load_prompt_builder
-
-    return load_prompt_builder(study, reserve=max_new_tokens)
+        return thread.submit(load).result()
