@@ -131,15 +131,15 @@ def sample(study: Study, prompts: Prompts, stop_ids: tuple[int, ...], device: st
 
     completions: list[Completion] = generate(max(ks))
     responses = [completion.token_ids for completion in completions]
-    encode = TeacherEncoder(study.model, threads=threads, device=device)
+    encoder = TeacherEncoder(study.model, threads=threads, device=device)
     seconds = {
         "sampling": timed(lambda: generate(0), device),
         f"sampling with {STORED_K} logprobs": timed(lambda: generate(STORED_K), device),
-        "teacher stage": timed(lambda: encode(advantageous, responses), device),
+        "teacher stage": timed(lambda: encoder.encode(advantageous, responses), device),
     }
     rows_by_example = []
     hidden_bytes = 0
-    states = encode(advantageous, responses)
+    states = encoder.encode(advantageous, responses)
     for number, (own_prompts, completion, hidden_TH) in enumerate(zip(prompts, completions, states, strict=True)):
         hidden = hidden_to_bytes(hidden_TH)
         hidden_bytes += len(hidden)

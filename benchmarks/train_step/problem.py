@@ -162,7 +162,7 @@ class Questions:
             prompt = self.prompt(index, (0,))
             hidden = None
             if teacher is not None:
-                hidden_TH = teacher([prompt], [response])[0]
+                hidden_TH = teacher.encode([prompt], [response])[0]
                 hidden = hidden_to_bytes(hidden_TH)
             example = Example(str(index), "", (), ())
             samples.append(

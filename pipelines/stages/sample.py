@@ -11,10 +11,11 @@ import contextlib
 import functools
 from collections import Counter
 from collections.abc import Mapping
+from typing import Literal
 
 import pyarrow as pa
 
-from pos2distill.config import Runtime, Study
+from pos2distill.config import ModelSection, PoolSection, Runtime, Study
 from pos2distill.config.restrict import restrict
 from pos2distill.errors import CorruptPart, TransientError, UserError
 from pos2distill.records import sample_ids
@@ -23,9 +24,9 @@ from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.failure_guard import FAILED, FailureGuard, describe_failures
 from pos2distill.sampling.operators import (
     ActorOperator,
-    EncodeTeacher,
     Operator,
     SampleCounter,
+    TableFunction,
     TaskOperator,
     generation_operators,
     store_samples,
@@ -189,11 +190,20 @@ def sampling_operators(
         show = functools.partial(show_teacher_prompts, study=study)
         operators.append(TaskOperator("teacher prompts", show, runtime.samplers.max))
     if teacher.get("teacher") == "cached":
-        create = functools.partial(EncodeTeacher, frozen, teacher["alignment"], runtime.teachers)
+        create = functools.partial(_create_teacher, frozen, teacher["alignment"], runtime.teachers)
         operators.append(ActorOperator(TEACHERS, create, runtime.teachers))
     store = functools.partial(store_samples, artifact=stage.artifact, counter=counter, return_samples=return_samples)
     operators.append(TaskOperator("store samples", store))
     return operators
+
+
+def _create_teacher(
+    frozen: ModelSection, alignment: Literal["shifted", "official"], pool: PoolSection
+) -> TableFunction:
+    # Imported in the actor: it loads torch and transformers.
+    from pos2distill.sampling.teacher_encoder import TeacherEncoder
+
+    return TeacherEncoder(frozen, alignment=alignment, threads=pool.threads, device=pool.device)
 
 
 def selection(stage: Stage) -> Selection:

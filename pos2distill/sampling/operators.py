@@ -1,6 +1,6 @@
 """The steps from examples to stored samples and predictions: callables from Arrow table to Arrow table.
 
-    read_examples -> build_prompts -> Generate -> (EncodeTeacher) -> store_samples
+    read_examples -> build_prompts -> Generate -> (TeacherEncoder) -> store_samples
 
 An executor decides where they run. Nothing here imports Ray, and what loads torch is imported only where the work is
 done, since processes that merely schedule operators load this module too.
@@ -9,13 +9,13 @@ done, since processes that merely schedule operators load this module too.
 import functools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pos2distill.config import ModelSection, PoolSection, Runtime, Study
+from pos2distill.config import PoolSection, Runtime, Study
 from pos2distill.models.files import files_version
 from pos2distill.parquet import ParquetFile, open_parquet
 from pos2distill.records import PREDICTION_SCHEMA, REFUSAL_SCHEMA, SAMPLE_SCHEMA
@@ -151,37 +151,6 @@ def _open_parquet(artifact_url: str, file: str) -> ParquetFile:
     """Opened once in a process, which may run many tasks. The fingerprint in the URL decides what the file holds."""
     fs, path = open_url(f"{artifact_url}/{file}", "runtime.storage")
     return open_parquet(fs.open(path))
-
-
-class EncodeTeacher:
-    """The cached teacher: adds the frozen model's hidden states at the kept responses, once for each example."""
-
-    def __init__(self, model: ModelSection, alignment: Literal["shifted", "official"], pool: PoolSection) -> None:
-        from pos2distill.sampling.teacher_encoder import TeacherEncoder
-
-        self.dtype = model.dtype
-        self.encode = TeacherEncoder(model, alignment=alignment, threads=pool.threads, device=pool.device)
-
-    def __call__(self, batch: pa.Table) -> pa.Table:
-        """Add the columns `hidden` and `hidden_dtype`."""
-        from pos2distill.models.hidden_states import hidden_to_bytes
-
-        # Only kept responses are trained on, and hidden states are the largest part of a sample.
-        kept_rows = np.flatnonzero(np.asarray(batch["outcome"]) == "kept")
-        hidden: list[bytes | None] = [None] * len(batch)
-        if len(kept_rows):
-            prompts = [batch["prompt_ids"][int(row)].values.to_numpy() for row in kept_rows]
-            responses = [batch["response_ids"][int(row)].values.to_numpy() for row in kept_rows]
-            for row, hidden_TH in zip(kept_rows, self.encode(prompts, responses), strict=True):
-                hidden[row] = hidden_to_bytes(hidden_TH)
-        columns = {
-            "hidden": hidden,
-            "hidden_dtype": [self.dtype] * len(batch),
-        }
-        for name, values in columns.items():
-            field = SAMPLE_SCHEMA.field(name)
-            batch = batch.append_column(field, pa.array(values, field.type))
-        return batch
 
 
 def store_samples(batch: pa.Table, artifact: Artifact, counter: SampleCounter, return_samples: bool) -> pa.Table:
