@@ -96,12 +96,12 @@ class BatchPreparer:
 
     def _cut(self, rows: list[Row], epoch: int) -> list[MicroBatch]:
         """Equally many micro-batches on every rank, since ZeRO-3 requires every rank in every pass."""
-        tokens = tokens_in_part(rows)
+        added_tokens = tokens_in_part(rows)
         # The rank that needs most decides; the others cut their rows into smaller micro-batches.
-        parts = max(self.dist.all_gather_object(count_parts(tokens, len(rows), self.limit)))
+        parts = max(self.dist.all_gather_object(count_parts(added_tokens, len(rows), self.limit)))
         micro_batches = []
         start = 0
-        for size in split_rows(tokens, len(rows), parts):
+        for size in split_rows(added_tokens, len(rows), parts):
             part = rows[start : start + size]
             slot_B = torch.tensor([row.slot_id for row in part])
             micro_batches.append(MicroBatch(part, pack(part, self.study, epoch), slot_B))
