@@ -120,7 +120,7 @@ class Sampled:
 def sample(study: Study, prompts: Prompts, stop_ids: tuple[int, ...], device: str, threads: int) -> Sampled:
     """Sample a response to each advantageous prompt, encode it, and build the training rows."""
     advantageous = [each[0] for each in prompts]
-    engine = HfEngine(study.model, threads=threads, device=device)
+    engine = HfEngine(study.model, study.inference, threads=threads, device=device)
     vocabulary = int(engine.model.config.vocab_size)
     ks = [k for k in KS if k < vocabulary]
     params = SamplingParams(study.sampling.temperature, 1.0, study.sampling.max_new_tokens, stop_ids)
@@ -131,7 +131,7 @@ def sample(study: Study, prompts: Prompts, stop_ids: tuple[int, ...], device: st
 
     completions: list[Completion] = generate(max(ks))
     responses = [completion.token_ids for completion in completions]
-    encoder = TeacherEncoder(study.model, threads=threads, device=device)
+    encoder = TeacherEncoder(study.model, alignment=study.method.alignment, threads=threads, device=device)
     seconds = {
         "sampling": timed(lambda: generate(0), device),
         f"sampling with {STORED_K} logprobs": timed(lambda: generate(STORED_K), device),

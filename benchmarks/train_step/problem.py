@@ -156,7 +156,12 @@ class Questions:
     def _make_samples(self, study: Study, device: torch.device) -> tuple[Sample, ...]:
         teacher = None
         if study.method.teacher == "cached":
-            teacher = TeacherEncoder(study.model, device=str(device), threads=torch.get_num_threads())
+            teacher = TeacherEncoder(
+                study.model,
+                alignment=study.method.alignment,
+                threads=torch.get_num_threads(),
+                device=str(device),
+            )
         samples = []
         for index, response in enumerate(self.responses):
             prompt = self.prompt(index, (0,))

@@ -32,9 +32,9 @@ class TeacherEncoder:
         self,
         model: ModelSection,
         *,
-        alignment: Literal["shifted", "official"] = "shifted",
-        threads: int = 1,
-        device: str = "cpu",
+        alignment: Literal["shifted", "official"],
+        threads: int,
+        device: str,
     ) -> None:
         torch.set_num_threads(threads)
         self.dtype = model.dtype
