@@ -4,7 +4,7 @@ The analysis of the distilled model reads the responses and the initial model's 
 """
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from pos2distill.config import AnalysisSection, ModelSection, PoolSection, Study
 from pos2distill.config.restrict import restrict
 from pos2distill.evaluation.analysis import FIGURES, summarise_analysis
 from pos2distill.records import ANSWER_SCHEMA, PASSES_SCHEMA, Example, Slots, example_from_row
-from pos2distill.sampling.blocks import examples_per_block, index_blocks
+from pos2distill.sampling.blocks import batches_of, examples_per_block, index_blocks
 from pos2distill.sampling.engines.protocol import Completion, SamplingParams
 from pos2distill.sampling.operators import ActorOperator, TableFunction, generation_operators
 from pos2distill.sampling.prompting import PromptSpec
@@ -201,9 +201,10 @@ def _pass(
     operators = [ActorOperator(TEACHERS, create, pool)]
     finished = parts.read()["example_id"].combine_chunks()
     missing = responses.filter(pc.invert(pc.is_in(responses["example_id"], value_set=finished)))
-    blocks = [missing.slice(start, _RESPONSES_PER_BLOCK) for start in range(0, len(missing), _RESPONSES_PER_BLOCK)]
-    # No model is loaded for no response.
-    results = context.executor.map(blocks, operators, label="analysis") if blocks else ()
+    results: Iterable[pa.Table] = ()
+    if len(missing):  # no model is loaded for no response
+        blocks = batches_of(missing, _RESPONSES_PER_BLOCK)
+        results = context.executor.map(blocks, operators, label="analysis")
     with show_stage(label, len(responses), done=len(finished), unit="response") as shown:
         for part in results:
             parts.append(part)

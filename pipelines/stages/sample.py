@@ -11,11 +11,11 @@ import contextlib
 import functools
 from collections import Counter
 from collections.abc import Mapping
-from typing import Literal
 
 import pyarrow as pa
 
 from pos2distill.config import ModelSection, PoolSection, Runtime, Study
+from pos2distill.config.method import Alignment
 from pos2distill.config.restrict import restrict
 from pos2distill.errors import CorruptPart, TransientError, UserError
 from pos2distill.records import sample_ids
@@ -197,9 +197,7 @@ def sampling_operators(
     return operators
 
 
-def _create_teacher(
-    frozen: ModelSection, alignment: Literal["shifted", "official"], pool: PoolSection
-) -> TableFunction:
+def _create_teacher(frozen: ModelSection, alignment: Alignment, pool: PoolSection) -> TableFunction:
     # Imported in the actor: it loads torch and transformers.
     from pos2distill.sampling.teacher_encoder import TeacherEncoder
 

@@ -14,6 +14,9 @@ DEFAULT_SLOTS = 10
 
 _DEFAULT_TOPK = 64
 
+Alignment = Literal["shifted", "official"]
+DistractorOrder = Literal["fixed", "reshuffled"]
+
 
 class MethodSection(Section):
     """The distillation method (arXiv:2508.15709); docs/methods.md explains it."""
@@ -33,7 +36,7 @@ class MethodSection(Section):
     )
     auto_examples: int = Field(100, ge=1, description="auto: training examples to measure on")
     k: int = Field(4, ge=0, description="trivial slots, or ordered tuples of them, drawn for each example")
-    distractor_order: Literal["fixed", "reshuffled"] = Field("fixed", description="their order in each row's prompt")
+    distractor_order: DistractorOrder = Field("fixed", description="their order in each row's prompt")
     # These defaults depend on the fields above, which pydantic passes to a default factory in the order of declaration.
     weights: RowWeights = Field(
         default_factory=lambda settings: _spec_of(settings).weights,
@@ -60,7 +63,7 @@ class MethodSection(Section):
         "of every row whose positions are shifted; pose: a skip in the only view",
     )
     view_weight: float = Field(1.0, gt=0, description="weight of the second view's divergence; views skip and cyclic")
-    alignment: Literal["shifted", "official"] = Field(
+    alignment: Alignment = Field(
         "shifted",
         description="shifted: logits that predict the response; official: one position later, as the authors' code",
     )

@@ -5,7 +5,6 @@ take 8 KB a token; bfloat16 logits over 128,000 words would take 256 KB.
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pos2distill.config import ModelSection
+from pos2distill.config.method import Alignment
 from pos2distill.errors import UserError
 from pos2distill.models.hidden_states import hidden_to_bytes, response_hidden_states
 from pos2distill.models.load import load_model
@@ -32,7 +32,7 @@ class TeacherEncoder:
         self,
         model: ModelSection,
         *,
-        alignment: Literal["shifted", "official"],
+        alignment: Alignment,
         threads: int,
         device: str,
     ) -> None:

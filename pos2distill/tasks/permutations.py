@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from pos2distill.config import Study
+from pos2distill.config.method import DistractorOrder
 from pos2distill.randomness import derive_generator
 from pos2distill.records import Document, Example, Slots
 
@@ -34,7 +35,7 @@ def arrange(
     documents: int,
     slots: Slots,
     *,
-    order: Literal["fixed", "reshuffled"] = "fixed",
+    order: DistractorOrder = "fixed",
     seed: int = 0,
     slot_of_rank: Slots = (),
 ) -> tuple[Document, ...]:

@@ -8,12 +8,12 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from pos2distill.config import Study
+from pos2distill.config.method import Alignment
 from pos2distill.losses.objectives import FILLER
 from pos2distill.models.packing import ResponseBatch, collate, count_own_tokens
 from pos2distill.training.batches import Batch
@@ -154,7 +154,7 @@ class BatchesAhead:
 def pack(rows: Sequence[Row], study: Study, epoch: int) -> ResponseBatch:
     """Pack rows. Neighbouring rows of one example share the prefix that their prompts have in common."""
     # A cross-entropy is always that of the response's own tokens; `official` is a variant of the KL only.
-    alignment: Literal["shifted", "official"] = "shifted"
+    alignment: Alignment = "shifted"
     if study.method.loss == "kl":
         alignment = study.method.alignment
     batch = collate(

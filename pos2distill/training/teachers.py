@@ -9,7 +9,7 @@ Shapes: T response positions of all rows of a micro-batch, concatenated; H hidde
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from pos2distill.config import Study
+from pos2distill.config.method import Alignment
 from pos2distill.errors import UserError
 from pos2distill.losses.kl import forward_kl, topk_kl
 from pos2distill.models.head import FrozenHead
@@ -112,7 +113,7 @@ class ResidentTeacher:
         head: FrozenHead,
         frozen: Callable[[ResponseBatch], Tensor],
         *,
-        alignment: Literal["shifted", "official"] = "shifted",
+        alignment: Alignment = "shifted",
     ) -> None:
         self.head = head
         self.frozen = frozen
