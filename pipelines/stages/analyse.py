@@ -180,8 +180,10 @@ def _generate(
     """Answers to the evaluation questions of these indices, as they come."""
     params = SamplingParams(0.0, 1.0, study.evaluation.max_new_tokens, stop_ids=())
     specs = [PromptSpec(study.data.documents, placements=None)]
-    # As for training: a response that ends where its scored part ends, closed by the end-of-turn token.
-    operators = generation_operators(study, context.runtime, examples, EVALUATION, specs, params, for_training=True)
+    # The passes build further prompts of the examples; a prompt that is too long counts as failed.
+    operators = generation_operators(
+        study, context.runtime, examples, EVALUATION, specs, params, record_too_long=True, with_examples=True
+    )
     blocks = index_blocks(missing, examples_per_block(len(missing), 1, context.runtime.samplers))
     for answers in context.executor.map(blocks, operators, label="analysis"):
         yield answers.select(_ANSWERS.names).cast(_ANSWERS)

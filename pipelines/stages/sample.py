@@ -185,7 +185,19 @@ def sampling_operators(
         stored_top_k=teacher.get("k", 0),
     )
     examples = stage.inputs["examples"].artifact
-    operators = generation_operators(study, runtime, examples, TRAIN, specs, params, for_training=True)
+    operators = generation_operators(
+        study,
+        runtime,
+        examples,
+        TRAIN,
+        specs,
+        params,
+        samples_per_example=study.method.responses_per_example,
+        candidates=sampling.candidates,
+        only_needed=True,
+        record_too_long=True,
+        with_examples=True,
+    )
     if study.method.teacher_gets_another_prompt:
         show = functools.partial(show_teacher_prompts, study=study)
         operators.append(TaskOperator("teacher prompts", show, runtime.samplers.max))

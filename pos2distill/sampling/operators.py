@@ -81,7 +81,11 @@ def generation_operators(
     specs: Sequence[PromptSpec],
     params: SamplingParams,
     *,
-    for_training: bool = False,
+    samples_per_example: int = 1,
+    candidates: int = 1,
+    only_needed: bool = False,
+    record_too_long: bool = False,
+    with_examples: bool = False,
     answered: frozenset[PromptKey] = frozenset(),
 ) -> list[Operator]:
     """Read examples, build their prompts and generate: index tables in, tables of `ANSWER_SCHEMA` out.
@@ -91,15 +95,14 @@ def generation_operators(
         examples, file: the artifact and its file that holds the examples.
         specs: prompt lengths and placements.
         params: without stop ids, which the model's tokenizer decides.
-        for_training: prompts that are too long are recorded, and whole examples accompany their answers. Otherwise
-            such a prompt is an error.
-        answered: prompts to leave out.
+        samples_per_example: which the indices count (`read_examples`).
+        candidates: as of `Generate`. only_needed: as of `ActorOperator`.
+        record_too_long, with_examples, answered: as of `build_prompts`.
     """
     pool = runtime.samplers
-    per_example = study.method.responses_per_example if for_training else 1
     # Each task loads transformers and builds prompts far faster than one sampler consumes them, so one task for each
     # sampler is enough. Ray Data 2.60 fuses maps of the same limit into one.
-    read_function = functools.partial(read_examples, artifact=examples, file=file, per_example=per_example)
+    read_function = functools.partial(read_examples, artifact=examples, file=file, per_example=samples_per_example)
     read = TaskOperator("read examples", read_function, pool.max)
     build = TaskOperator(
         "build prompts",
@@ -108,7 +111,8 @@ def generation_operators(
             study=study,
             specs=tuple(specs),
             max_new_tokens=params.max_new_tokens,
-            for_training=for_training,
+            record_too_long=record_too_long,
+            with_examples=with_examples,
             answered=answered,
             # Once for all tasks: to list the files of a model at a URL takes a request.
             model_version=None if study.model.is_served_name else files_version(study.model),
@@ -117,10 +121,10 @@ def generation_operators(
     )
     generate = ActorOperator(
         "samplers",
-        functools.partial(Generate, study, runtime, params, for_training),
+        functools.partial(Generate, study, runtime, params, candidates=candidates),
         pool,
         is_async=True,
-        only_needed=for_training,
+        only_needed=only_needed,
     )
     return [read, build, generate]
 

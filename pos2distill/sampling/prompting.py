@@ -70,21 +70,25 @@ def build_prompts(
     study: Study,
     specs: Sequence[PromptSpec],
     max_new_tokens: int,
-    for_training: bool,
+    *,
+    record_too_long: bool = False,
+    with_examples: bool = False,
     answered: frozenset[PromptKey] = frozenset(),
     model_version: str | None = None,
 ) -> pa.Table:
     """Build one prompt for each example, number of documents and placement; for samples, one for each sample.
 
-    Prompts of one length are neighbours, so that batches need little padding. A prompt that is too long is recorded
-    with its error where samples are made, and is an error where a model is evaluated.
+    Prompts of one length are neighbours, so that batches need little padding.
 
     Args:
         batch: as `read_examples` returns it.
+        record_too_long: a prompt that does not fit the context becomes a row with its error instead of a prompt.
+            Otherwise it is an error, as where a model is evaluated.
+        with_examples: each row has its whole example, for those that build further prompts of it; examples are long.
         answered: prompts to leave out. model_version: as of `prompt_builder`.
     Returns: a table of `PROMPT_SCHEMA`.
     Raises:
-        UserError: for a prompt that does not fit the context, unless `for_training`.
+        UserError: for a prompt that does not fit the context, unless `record_too_long`.
     """
     builder = prompt_builder(study, max_new_tokens, model_version)
     records = batch.select(EXAMPLE_SCHEMA.names).to_pylist()
@@ -101,7 +105,7 @@ def build_prompts(
                 if (documents, row_id, number) in answered:
                     continue
                 prompt = _build_prompt(builder, example, spec, placement, order)
-                if prompt["error"] is not None and not for_training:
+                if prompt["error"] is not None and not record_too_long:
                     raise UserError(f"example {example.example_id}: {prompt['error']}")
                 # From the example and its prompt, so that a sample does not depend on how examples are batched.
                 seed = derive_seed(study.seed, "sample", example.example_id, documents, *placement.slots)
@@ -115,8 +119,7 @@ def build_prompts(
                         "slots": placement.slots,
                         **prompt,
                         "seed": seed,
-                        # The trainer builds further prompts of the example; evaluation does not, and examples are long.
-                        "example": record if for_training else None,
+                        "example": record if with_examples else None,
                     }
                 )
     return pa.Table.from_pylist(rows, schema=PROMPT_SCHEMA)

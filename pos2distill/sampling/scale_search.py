@@ -27,9 +27,9 @@ class ScaledAccuracy:
         """
         tokens = study.evaluation.max_new_tokens
         index = pa.table({"index": np.arange(count)})
-        prompts = build_prompts(read_examples(index, examples, file), study, [spec], tokens, for_training=False)
+        prompts = build_prompts(read_examples(index, examples, file), study, [spec], tokens)
         self.batches = batches_of(prompts, runtime.samplers.batch_size)
-        self.generate = Generate(study, runtime, SamplingParams(0.0, 1.0, tokens, stop_ids=()), for_training=False)
+        self.generate = Generate(study, runtime, SamplingParams(0.0, 1.0, tokens, stop_ids=()))
 
     async def __call__(self, scales: tuple[float, ...]) -> list[float]:
         """The accuracy at each placement.
