@@ -278,7 +278,7 @@ class TaskResults:
 
 
 def _shown_settings(study: Study, checkpoint: Artifact) -> dict[str, Any]:
-    """All settings of the study, with the RoPE scales that the checkpoint has: its initial model may bring its own."""
+    """All settings of the study, with the RoPE scales that the checkpoint has: its base model may bring its own."""
     settings = study.model_dump(mode="json")
     config = checkpoint.read_json(f"{MODEL_FOLDER}/config.json")
     settings["model"]["rope_scales"] = config.get(CONFIG_KEY, [])

@@ -190,7 +190,7 @@ REFUSAL_SCHEMA = pa.schema(
 )
 
 # What an analysis computed of one example: a response that all models read, and passes over it at S placements.
-#   slots: the advantageous ones, where the initial model answered. hidden, hidden_dtype, tokens: that model's states
+#   slots: the advantageous ones, where the base model answered. hidden, hidden_dtype, tokens: that model's states
 #   there, as in `SAMPLE_SCHEMA`, and its most likely tokens.
 #   placement_slots: of each placement. kl: nats, and agrees: whether the most likely tokens are equal, at T tokens of
 #   each placement. layers, attention: of each placement (N layers, 2 queries, D + 3 parts), row-major; empty if none.

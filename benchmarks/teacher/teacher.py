@@ -167,7 +167,10 @@ def measure(study: Study, prompts: Prompts, stop_ids: tuple[int, ...], device: s
     """Sample once, then train with each teacher."""
     sampled = sample(study, prompts, stop_ids, device, threads)
     strategy = TorchStrategy(
-        with_teacher(study, "resident"), TrainersSection(strategy="torch", threads=threads), torch.device(device)
+        with_teacher(study, "resident"),
+        TrainersSection(strategy="torch", threads=threads),
+        torch.device(device),
+        student_start=study.model,
     )
     steps = {}
     for name in ("cached", "resident"):
@@ -242,7 +245,7 @@ def step_times(study: Study, strategy: TorchStrategy, batches: Batches, device: 
 
 
 def _build_teacher(study: Study, strategy: TorchStrategy) -> TeacherSource:
-    teacher = build_teacher(study, strategy.frozen_states, strategy.device)
+    teacher = build_teacher(study, strategy.base_states, strategy.device)
     assert teacher is not None
     return teacher
 

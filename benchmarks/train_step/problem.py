@@ -237,8 +237,8 @@ class OurStep:
             gradient_checkpointing=size.gradient_checkpointing,
             threads=torch.get_num_threads(),
         )
-        self.strategy: Strategy = build_strategy(study, self.trainers, device)
-        self.teacher = build_teacher(study, self.strategy.frozen_states, device)
+        self.strategy: Strategy = build_strategy(study, self.trainers, device, study.model)
+        self.teacher = build_teacher(study, self.strategy.base_states, device)
         self.progress = TrainingProgress.at_start(size.examples)
 
     def __call__(self) -> float:

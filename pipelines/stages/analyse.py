@@ -1,6 +1,6 @@
 """Stage `analyse`: why answers differ by position, from forward passes and from the predictions of an evaluation.
 
-The analysis of the distilled model reads the responses and the initial model's states from that of the base model.
+The analysis of the distilled model reads the responses and the states of the base model from that of the base model.
 """
 
 import functools
@@ -61,20 +61,20 @@ def plan(
     evaluation: Stage,
     *,
     distill: Stage | None = None,
-    initial: Stage | None = None,
+    base_analysis: Stage | None = None,
 ) -> Stage:
     """The analysis of the base model, or of the model that the stage `distill` makes.
 
     Args:
         measured: what was measured of the model before. evaluation: of the same model.
-        initial: the analysis of the base model, for that of the distilled one.
+        base_analysis: that of the base model, for that of the distilled one.
     """
     settings = restrict(study, _FIELDS)
     inputs = {"examples": evaluation_examples(prepare, digests), "predictions": evaluation.output(), **measured}
     name, folder = "analyse base", BASE_ANALYSIS
-    if distill is not None and initial is not None:
+    if distill is not None and base_analysis is not None:
         inputs["checkpoint"] = distill.output()
-        inputs["initial"] = initial.output()
+        inputs["base_analysis"] = base_analysis.output()
         name, folder = "analyse distilled", DISTILLED_ANALYSIS
     artifact = Artifact(storage, folder, digests.fingerprint(settings, inputs))
     return Stage(name, artifact, settings, run, inputs)
@@ -86,21 +86,21 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     Counts: examples = right + wrong + empty + failed, of the answers at the advantageous slot; passes = right answers *
     placements.
     """
-    initial = with_measured(stage.study, stage.inputs)
-    study = initial
+    base = with_measured(stage.study, stage.inputs)
+    study = base
     if "checkpoint" in stage.inputs:
-        study = with_model(initial, model_url(stage.inputs["checkpoint"].artifact))
+        study = with_model(base, model_url(stage.inputs["checkpoint"].artifact))
     artifact = stage.artifact
     artifact.fs.makedirs(artifact.path, exist_ok=True)
     answer_parts = TableParts(artifact, _ANSWERS, ["example_id"], "answer-parts")
     pass_parts = TableParts(artifact, PASSES_SCHEMA, ["example_id"], "pass-parts")
     with recorded_seconds(stage, context, "analyse") as seconds:
-        if "initial" in stage.inputs:
-            responses = stage.inputs["initial"].artifact.read_table(PASSES, _RESPONSES)
-            counts = _answer_counts(stage.inputs["initial"].manifest().counts)
+        if "base_analysis" in stage.inputs:
+            responses = stage.inputs["base_analysis"].artifact.read_table(PASSES, _RESPONSES)
+            counts = _answer_counts(stage.inputs["base_analysis"].manifest().counts)
         else:
-            responses, counts = _answer(stage, initial, context, answer_parts)
-        passes = _pass(study, initial.model, context, responses, pass_parts, stage.name)
+            responses, counts = _answer(stage, base, context, answer_parts)
+        passes = _pass(study, base.model, context, responses, pass_parts, stage.name)
     predictions = stage.inputs["predictions"].artifact.read_table(PREDICTIONS)
     summary = summarise_analysis(study, passes, predictions, _examples(stage))
     counts["passes"] = pc.sum(pc.list_value_length(passes["kl"])).as_py() or 0
@@ -194,12 +194,12 @@ def _answer_counts(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _pass(
-    study: Study, initial: ModelSection, context: RunContext, responses: pa.Table, parts: TableParts, label: str
+    study: Study, base: ModelSection, context: RunContext, responses: pa.Table, parts: TableParts, label: str
 ) -> pa.Table:
     """The passes of a model over all responses, sorted by example, stored in parts as they come."""
     pool = context.runtime.teachers
     # Teachers too only compute states of a model that is not trained.
-    create = functools.partial(_create_passes, study, initial, pool)
+    create = functools.partial(_create_passes, study, base, pool)
     operators = [ActorOperator(TEACHERS, create, pool)]
     finished = parts.read()["example_id"].combine_chunks()
     missing = responses.filter(pc.invert(pc.is_in(responses["example_id"], value_set=finished)))
@@ -214,11 +214,11 @@ def _pass(
     return parts.read()
 
 
-def _create_passes(study: Study, initial: ModelSection, pool: PoolSection) -> TableFunction:
+def _create_passes(study: Study, base: ModelSection, pool: PoolSection) -> TableFunction:
     # Imported in the actor: it loads torch and transformers.
     from pos2distill.evaluation.passes import PositionPasses
 
-    return PositionPasses(study, initial, pool)
+    return PositionPasses(study, base, pool)
 
 
 def _examples(stage: Stage) -> dict[str, Example]:

@@ -210,15 +210,15 @@ def _keep_samples(samples: Stage, runtime: Runtime, progress: RunProgress) -> No
 
 def _job(stage: Stage, context: RunContext, samples: Stage) -> TrainingJob:
     study = with_measured(stage.study, stage.inputs)
-    initial = study.model
+    student_start = study.model
     if "student" in stage.inputs:
-        initial = with_model(study, model_url(stage.inputs["student"].artifact)).model
+        student_start = with_model(study, model_url(stage.inputs["student"].artifact)).model
     return TrainingJob(
         name=context.name,
         logged_settings=context.logged_settings,
         study=study,
         runtime=context.runtime,
-        initial=initial,
+        student_start=student_start,
         storage=context.storage,
         examples=stage.inputs["examples"].artifact,
         examples_file=TRAIN,

@@ -2,7 +2,7 @@
 
 missing examples -> prompts -> sampler pool -> teacher pool -> sample store (-> trainers)
 
-The frozen model answers the advantageous prompts, and the teacher reads the same ones unless its slot is random. In an
+The base model answers the advantageous prompts, and the teacher reads the same ones unless its slot is random. In an
 on-policy method the student answers, at the slots that it is trained at; then the teacher gets the advantageous prompt
 with the student's response.
 """
@@ -171,7 +171,7 @@ def sampling_operators(
 ) -> list[Operator]:
     """The operators from blocks of missing examples to stored samples."""
     study = with_measured(stage.study, stage.inputs)
-    frozen = study.model
+    base = study.model
     if "student" in stage.inputs:
         study = with_model(study, model_url(stage.inputs["student"].artifact))
     teacher = stage.derived["teacher"]
@@ -202,18 +202,18 @@ def sampling_operators(
         show = functools.partial(show_teacher_prompts, study=study)
         operators.append(TaskOperator("teacher prompts", show, runtime.samplers.max))
     if teacher.get("teacher") == "cached":
-        create = functools.partial(_create_teacher, frozen, teacher["alignment"], runtime.teachers)
+        create = functools.partial(_create_teacher, base, teacher["alignment"], runtime.teachers)
         operators.append(ActorOperator(TEACHERS, create, runtime.teachers))
     store = functools.partial(store_samples, artifact=stage.artifact, counter=counter, return_samples=return_samples)
     operators.append(TaskOperator("store samples", store))
     return operators
 
 
-def _create_teacher(frozen: ModelSection, alignment: Alignment, pool: PoolSection) -> TableFunction:
+def _create_teacher(base: ModelSection, alignment: Alignment, pool: PoolSection) -> TableFunction:
     # Imported in the actor: it loads torch and transformers.
     from pos2distill.sampling.teacher_encoder import TeacherEncoder
 
-    return TeacherEncoder(frozen, alignment=alignment, threads=pool.threads, device=pool.device)
+    return TeacherEncoder(base, alignment=alignment, threads=pool.threads, device=pool.device)
 
 
 def selection(stage: Stage) -> Selection:

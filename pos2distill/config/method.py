@@ -71,7 +71,7 @@ class MethodSection(Section):
         "cached",
         # The default is validated too, because `_no_teacher_unless_needed` replaces it for some methods.
         validate_default=True,
-        description="cached: hidden states stored with the samples; resident: the frozen model next to the student; "
+        description="cached: hidden states stored with the samples; resident: the base model next to the student; "
         "topk: the sampler's most likely tokens, no teacher stage, approximate; none: of every method that needs "
         "no teacher",
     )
@@ -116,12 +116,12 @@ class MethodSection(Section):
 
     @property
     def loss(self) -> Literal["kl", "ce"]:
-        """The loss of a row: KL to the frozen model, or cross-entropy on the response."""
+        """The loss of a row: KL to the base model, or cross-entropy on the response."""
         return self.spec.loss
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether training uses the frozen model's distribution."""
+        """Whether training uses the base model's distribution."""
         return _needs_teacher(self.spec, self.weights)
 
     @property
@@ -179,14 +179,12 @@ class MethodSection(Section):
     def _on_policy_is_possible(self) -> "MethodSection":
         if not self.spec.on_policy:
             if self.rounds > 1:
-                raise ValueError(
-                    f"rounds: {self.rounds}, but method '{self.name}' samples once, from the initial model"
-                )
+                raise ValueError(f"rounds: {self.rounds}, but method '{self.name}' samples once, from the base model")
             return self
         if self.teacher == "topk":
             raise ValueError(
                 f"teacher: 'topk' stores what the sampler knows, which for method '{self.name}' is the student and not "
-                f"the frozen model; set cached or resident"
+                f"the base model; set cached or resident"
             )
         if self.distractor_order != "fixed":
             raise ValueError(
@@ -234,7 +232,7 @@ class MethodSection(Section):
             )
         if self.weights == "adaptive":
             raise ValueError(
-                "weights: 'adaptive' needs the frozen model's loss on the whole response, and the sampler knows no "
+                "weights: 'adaptive' needs the base model's loss on the whole response, and the sampler knows no "
                 "probability of a closing token that it did not draw; set teacher to cached or resident"
             )
         return self

@@ -43,7 +43,7 @@ class MicroBatch:
         rows: B rows.
         batch: the same rows, packed.
         slot_B: (B,) int64, each row's `slot_id`.
-        teacher: what is known of the frozen model at the responses; None until training has added it.
+        teacher: what is known of the base model at the responses; None until training has added it.
     """
 
     rows: Sequence[Row]

@@ -27,10 +27,10 @@ class Sample:
         prompt_ids: the prompt that the teacher gets: the one that was answered; on-policy the advantageous one; with
             `method.teacher_slot: random` that of another slot.
         response_ids: the answer.
-        hidden: the frozen model's hidden states at the response, as `hidden_to_bytes` encodes them.
+        hidden: the base model's hidden states at the response, as `hidden_to_bytes` encodes them.
         hidden_dtype: of `hidden`.
         top_ids: (S * K,), the K most likely tokens at each of the first S positions of the response.
-        top_logprobs: (S * K,), their log-probabilities by the frozen model.
+        top_logprobs: (S * K,), their log-probabilities by the base model.
     """
 
     example: Example

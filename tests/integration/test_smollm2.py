@@ -151,8 +151,8 @@ class Recorder(TorchStrategy):
 def train_one_step(source: Source, study: Study) -> tuple[StepRecord, Recorder]:
     """One step of the product's loop on all rows of the source, in one pass."""
     trainers = TrainersSection(strategy="torch", micro_batch_tokens=100_000, threads=2)
-    strategy = Recorder(study, trainers, CPU)
-    teacher = build_teacher(study, strategy.frozen_states, CPU)
+    strategy = Recorder(study, trainers, CPU, study.model)
+    teacher = build_teacher(study, strategy.base_states, CPU)
     records: list[StepRecord] = []
     trainer = Trainer(study, trainers, source.build, strategy, teacher, DistContext())
     trainer.train(source.loader(), TrainingProgress.at_start(len(source.ids)), [records.append])
