@@ -271,7 +271,7 @@ class TaskResults:
         prompts = []
         for documents, spec in zip(self.study.prompt_lengths, self.specs, strict=True):
             label = f"{documents} documents"
-            prompts.append(EvaluatedPrompts(label, documents, self.models, spec.slot_of_rank, spec.orders))
+            prompts.append(EvaluatedPrompts(label, documents, self.models, spec.slot_of_rank))
         data, examples = self.study.data, self.examples.read_table(EVALUATION)
         chat = self.evaluation.details().get("chat")  # not of a server, which applies its own template
         return EvaluatedTask(data.metric, data.wording, examples, read_locations(self.examples), prompts, chat)

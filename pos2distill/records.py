@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 Slots = tuple[int, ...]
 Tokens = npt.NDArray[np.int32]
@@ -89,6 +89,7 @@ _EXAMPLE = pa.struct(list(EXAMPLE_SCHEMA))
 
 # One prompt to generate from: an example with its gold documents at slots of `documents`.
 #   placement, group: which of the evaluated placements this is, and the group it belongs to ("" for none).
+#   order: of the distractors at this placement; 0 is the data set's, all others are random.
 #   messages: in place of prompt_ids, for a server that makes a prompt of them; else null.
 #   example: the whole example for training; null for evaluation.
 #   error: why there is no prompt, else null.
@@ -98,6 +99,7 @@ PROMPT_SCHEMA = pa.schema(
         ("answers", pa.list_(pa.string())),
         ("documents", pa.int32()),
         ("placement", pa.int32()),
+        ("order", pa.int32()),
         ("group", pa.string()),
         ("slots", _SLOTS),
         ("prompt_ids", _TOKENS),
@@ -127,6 +129,7 @@ ANSWER_SCHEMA = pa.schema(
         ("example_id", pa.string()),
         ("documents", pa.int32()),
         ("placement", pa.int32()),
+        ("order", pa.int32()),
         ("group", pa.string()),
         ("slots", _SLOTS),
         ("prompt_ids", _TOKENS),
@@ -169,6 +172,7 @@ PREDICTION_SCHEMA = pa.schema(
             "example_id",
             "documents",
             "placement",
+            "order",
             "group",
             "slots",
             "sampled_ids",
@@ -185,7 +189,7 @@ PREDICTION_SCHEMA = pa.schema(
 
 # A prompt of an evaluation that the server refused, for which its question is left out at every placement.
 REFUSAL_SCHEMA = pa.schema(
-    [ANSWER_SCHEMA.field(name) for name in ("example_id", "documents", "placement", "slots", "error")],
+    [ANSWER_SCHEMA.field(name) for name in ("example_id", "documents", "placement", "order", "slots", "error")],
     metadata=_METADATA,
 )
 

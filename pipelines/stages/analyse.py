@@ -22,7 +22,7 @@ from pos2distill.sampling.operators import ActorOperator, TableFunction, generat
 from pos2distill.sampling.prompting import PromptSpec
 from pos2distill.store.artifacts import Artifact, Manifest, write_json
 from pos2distill.store.parts import TableParts
-from pos2distill.tasks.permutations import advantageous_slots, order_of_prompt
+from pos2distill.tasks.permutations import advantageous_slots
 from pos2distill.training.job import model_url
 
 from ..artifact_names import BASE_ANALYSIS, DISTILLED_ANALYSIS
@@ -145,13 +145,13 @@ def _evaluated_answers(stage: Stage, study: Study, records: Sequence[dict[str, A
     from pos2distill.sampling.postprocess import response_processor
 
     predictions = stage.inputs["predictions"].artifact.read_table(
-        PREDICTIONS, ["example_id", "documents", "placement", "slots", "sampled_ids", "finish_reason"]
+        PREDICTIONS, ["example_id", "documents", "order", "slots", "sampled_ids", "finish_reason"]
     )
+    # The data set's order of the distractors alone, which the passes use.
+    shown = (pc.field("documents") == study.data.documents) & (pc.field("order") == 0)
     found: dict[tuple[str, Slots], dict[str, Any]] = {}
-    for row in predictions.filter(pc.field("documents") == study.data.documents).to_pylist():
-        # The data set's order of the distractors alone, which the passes use.
-        if order_of_prompt(row["placement"], study.evaluation.distractor_orders) == 0:
-            found[row["example_id"], tuple(row["slots"])] = row
+    for row in predictions.filter(shown).to_pylist():
+        found[row["example_id"], tuple(row["slots"])] = row
     process = response_processor(study, load_tokenizer(study.model))
     answers = []
     for record in records:

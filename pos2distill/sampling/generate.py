@@ -23,7 +23,7 @@ from pos2distill.tasks.thoughts import without_thought
 ProcessFunction = Callable[[GenerationResult, Sequence[str]], ProcessedResponse]
 
 # Columns that an answer takes over from its prompt.
-_PROMPT_COLUMNS = ("example_id", "documents", "placement", "group", "slots", "prompt_ids", "seed", "example")
+_PROMPT_COLUMNS = ("example_id", "documents", "placement", "order", "group", "slots", "prompt_ids", "seed", "example")
 
 
 class Generate:

@@ -30,8 +30,8 @@ from pos2distill.records import (
 from pos2distill.tasks.permutations import Placement, sampled_slots, teacher_slots
 from pos2distill.tasks.prompts import MessageBuilder, PromptBuilder, PromptTooLong
 
-# Identifies a prompt of an evaluation: number of documents, example id and placement, as in `PROMPT_SCHEMA`.
-PromptKey = tuple[int, str, int]
+# Identifies a prompt of an evaluation: number of documents, example id, placement and order, as in `PROMPT_SCHEMA`.
+PromptKey = tuple[int, str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,7 @@ class PromptSpec:
     follow from the method.
     slot_of_rank: where documents are reordered, the slot that the document of each rank is shown at. A placement then
     holds the gold documents' ranks.
-    orders: of the distractors, that every placement is shown with: the data set's, then random ones
-    (`order_of_prompt`).
+    orders: of the distractors, that every placement is shown with: the data set's, then random ones.
     """
 
     documents: int | Literal["gold"]
@@ -101,8 +100,8 @@ def build_prompts(
             example = example_from_row(record)
             documents = spec.documents_of(example)
             row_id, placements = _placements(example, spec, study, sample_number)
-            for number, (placement, order) in enumerate(itertools.product(placements, range(spec.orders))):
-                if (documents, row_id, number) in answered:
+            for (number, placement), order in itertools.product(enumerate(placements), range(spec.orders)):
+                if (documents, row_id, number, order) in answered:
                     continue
                 prompt = _build_prompt(builder, example, spec, placement, order)
                 if prompt["error"] is not None and not record_too_long:
@@ -115,6 +114,7 @@ def build_prompts(
                         "answers": example.answers,
                         "documents": documents,
                         "placement": number,
+                        "order": order,
                         "group": placement.group,
                         "slots": placement.slots,
                         **prompt,

@@ -166,16 +166,6 @@ def index_to_slots(index: int, documents: int, hops: int) -> Slots:
     return tuple(free.pop(digit) for digit in reversed(digits))
 
 
-def order_of_prompt(number: int, orders: int) -> int:
-    """The order of the distractors in a prompt; 0 is the data set's.
-
-    Args:
-        number: among the prompts of an evaluated example, which are numbered placement * orders + order.
-        orders: `evaluation.distractor_orders`.
-    """
-    return number % orders
-
-
 def evaluated_placements(
     documents: int, hops: Sequence[int], slots: Literal["all", "pairs"] | int | tuple[int | Slots, ...]
 ) -> dict[int, tuple[Placement, ...]]:

@@ -90,7 +90,8 @@ def test_build_prompts_in_several_orders_of_the_distractors(make_recipe: Callabl
     examples = examples_to_table(load_split(recipe.study.data, documents=4, seed=0).train[:3])
     plain = build_prompts(examples, recipe.study, [one], 8)
     rows = build_prompts(examples, recipe.study, [three], 8)
-    assert rows["placement"].to_pylist() == [0, 1, 2, 3, 4, 5] * 3
+    assert rows["placement"].to_pylist() == [0, 0, 0, 1, 1, 1] * 3
+    assert rows["order"].to_pylist() == [0, 1, 2] * 6
     assert rows["slots"].to_pylist() == [[0]] * 3 + [[2]] * 3 + [[0]] * 3 + [[2]] * 3 + [[0]] * 3 + [[2]] * 3
     ids = rows["prompt_ids"].to_pylist()
     assert ids[::3] == plain["prompt_ids"].to_pylist()
@@ -155,10 +156,11 @@ def test_build_prompts_leaves_out_answered_prompts(make_recipe: Callable[..., Re
     examples = examples_to_table(load_split(recipe.study.data, documents=4, seed=0).train[:2])
     first, second = examples["example_id"].to_pylist()
     specs = [PromptSpec(4, {1: (Placement((0,)), Placement((2,)))}, orders=2), PromptSpec("gold", SPECS[0].placements)]
-    answered = frozenset({(4, first, 1), (4, first, 2), (1, second, 0), (3, second, 1)})
+    answered = frozenset({(4, first, 0, 1), (4, first, 1, 0), (1, second, 0, 0), (3, second, 0, 1)})
     prompts = build_prompts(examples, recipe.study, specs, 8, answered=answered)
-    shown = [(row["documents"], row["example_id"], row["placement"]) for row in prompts.to_pylist()]
-    assert shown == [(4, first, 0), (4, first, 3), *[(4, second, number) for number in range(4)], (1, first, 0)]
+    shown = [(row["documents"], row["example_id"], row["placement"], row["order"]) for row in prompts.to_pylist()]
+    both = [(4, second, placement, order) for placement in (0, 1) for order in (0, 1)]
+    assert shown == [(4, first, 0, 0), (4, first, 1, 1), *both, (1, first, 0, 0)]
 
 
 def test_generate_raises_if_the_engine_died(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:

@@ -179,7 +179,7 @@ def test_artifact_manifest_refuses_another_schema_version(storage: str) -> None:
         artifact.manifest()
 
 
-@pytest.mark.parametrize("content", ["", '{"schema_version": 1', "[]", "{}", '{"schema_version": 6, "counts": {}}'])
+@pytest.mark.parametrize("content", ["", '{"schema_version": 1', "[]", "{}", '{"schema_version": 7, "counts": {}}'])
 def test_artifact_manifest_reports_a_corrupt_file(storage: str, content: str) -> None:
     artifact = publish(storage)
     write_bytes(artifact.fs, f"{artifact.path}/manifest.json", content.encode())

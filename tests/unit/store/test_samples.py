@@ -199,10 +199,10 @@ CORRUPTIONS = {
     "not Parquet": (lambda data: b"<html>" * 999, "Parquet magic bytes not found in footer"),
     "flipped footer": (lambda data: flipped(data, len(data) - 6), "footer"),
     "flipped ids": (lambda data: flipped(data, page_of(data, "example_id")), "CRC checksum verification failed"),
-    "other version": (other_version, "schema version 2, expected 6"),
+    "other version": (other_version, "schema version 2, expected 7"),
     "no version": (
         lambda data: written(make_samples("a").replace_schema_metadata()),
-        "schema version none, expected 6",
+        "schema version none, expected 7",
     ),
     "missing column": (without_column, "its columns are not those of SAMPLE_SCHEMA"),
     "another part": (
