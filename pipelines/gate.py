@@ -32,7 +32,7 @@ def read_baseline(url: str, study: Study) -> Grid:
             f"--baseline: {path}: no such file; expected the folder of an evaluation in a storage"
         ) from None
     except (pa.ArrowException, KeyError):
-        raise UserError(f"--baseline: {path}: no table of predictions") from None
+        raise UserError(f"--baseline: {path}: no table of predictions of this version") from None
     except ValueError:
         raise UserError(
             f"--baseline: {path}: holds no answers to prompts of {study.data.documents} documents; expected another "

@@ -28,7 +28,7 @@ from .inspection.rows import Row
 from .run_summaries import summary_of
 
 _COMMON = "_common.yaml"
-_SCORE_COLUMNS = ("example_id", "documents", "placement", "group", "slots", "correct", "f1")
+_SCORE_COLUMNS = ("example_id", "documents", "placement", "order", "group", "slots", "correct", "f1")
 _SCORE_SCHEMA = pa.schema([PREDICTION_SCHEMA.field(name) for name in _SCORE_COLUMNS])
 _SCORING = '''\
 """Judges answers as pos2distill does, which must be installed beside lm-eval."""
@@ -156,6 +156,7 @@ def _score_row(sample: dict[str, Any]) -> Row:
         "example_id": str(doc["id"]),
         "documents": int(doc["documents"]),
         "placement": int(doc["placement"]),
+        "order": int(doc["order"]),
         "group": "",
         "slots": [int(slot) for slot in doc["slots"]],
         "correct": float(sample["accuracy"]) == 1.0,
@@ -196,6 +197,7 @@ def _doc(row: Row, study: Study) -> dict[str, Any]:
         "position": row["position"],
         "documents": row["documents"],
         "placement": row["placement"],
+        "order": row["order"],
         "slots": row["slots"],
     }
 

@@ -29,7 +29,7 @@ class PendingRun:
 
     @property
     def encodes(self) -> bool:
-        """Whether actors with the frozen model store its hidden states."""
+        """Whether actors with the base model store its hidden states."""
         return self.study.method.teacher == "cached" and self.plan.sample in self.pending
 
     @property

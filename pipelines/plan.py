@@ -227,7 +227,7 @@ def _make_plan(recipe: Recipe, sampling: _Sampling, with_teacher: Mapping[str, S
             analyse.plan, study, storage, digests, measured.prepare, measured.for_training
         )
         analyse_base = plan_analysis(evaluate_base)
-        analyse_distilled = plan_analysis(evaluate_distilled, distill=distill_stage, initial=analyse_base)
+        analyse_distilled = plan_analysis(evaluate_distilled, distill=distill_stage, base_analysis=analyse_base)
     other_tasks = {}
     for name, other in recipe.other_tasks.items():
         with prepare.naming_task(name):

@@ -273,14 +273,14 @@ class TaskResults:
         prompts = []
         for documents, spec in zip(self.study.prompt_lengths, self.specs, strict=True):
             label = f"{documents} documents"
-            prompts.append(EvaluatedPrompts(label, documents, self.models, spec.slot_of_rank, spec.orders))
+            prompts.append(EvaluatedPrompts(label, documents, self.models, spec.slot_of_rank))
         data, examples = self.study.data, self.examples.read_table(EVALUATION)
         chat = self.evaluation.details().get("chat")  # not of a server, which applies its own template
         return EvaluatedTask(data.metric, data.wording, examples, read_locations(self.examples), prompts, chat)
 
 
 def _shown_settings(study: Study, checkpoint: Artifact) -> dict[str, Any]:
-    """All settings of the study, with the RoPE scales that the checkpoint has: its initial model may bring its own."""
+    """All settings of the study, with the RoPE scales that the checkpoint has: its base model may bring its own."""
     settings = study.model_dump(mode="json")
     config = checkpoint.read_json(f"{MODEL_FOLDER}/config.json")
     settings["model"]["rope_scales"] = config.get(CONFIG_KEY, [])

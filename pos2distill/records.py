@@ -90,6 +90,7 @@ _EXAMPLE = pa.struct(list(EXAMPLE_SCHEMA))
 # One prompt to generate from: an example with its gold documents at slots of `documents`.
 #   sample_id: of the sample that is made, one of `sample_ids`; null for evaluation.
 #   placement, group: which of the evaluated placements this is, and the group it belongs to ("" for none).
+#   order: of the distractors at this placement; 0 is the data set's, all others are random.
 #   messages: in place of prompt_ids, for a server that makes a prompt of them; else null.
 #   example: the whole example for training; null for evaluation.
 #   error: why there is no prompt, else null.
@@ -100,6 +101,7 @@ PROMPT_SCHEMA = pa.schema(
         ("answers", pa.list_(pa.string())),
         ("documents", pa.int32()),
         ("placement", pa.int32()),
+        ("order", pa.int32()),
         ("group", pa.string()),
         ("slots", _SLOTS),
         ("prompt_ids", _TOKENS),
@@ -130,6 +132,7 @@ ANSWER_SCHEMA = pa.schema(
         ("sample_id", pa.string()),
         ("documents", pa.int32()),
         ("placement", pa.int32()),
+        ("order", pa.int32()),
         ("group", pa.string()),
         ("slots", _SLOTS),
         ("prompt_ids", _TOKENS),
@@ -172,6 +175,7 @@ PREDICTION_SCHEMA = pa.schema(
             "example_id",
             "documents",
             "placement",
+            "order",
             "group",
             "slots",
             "sampled_ids",
@@ -188,12 +192,12 @@ PREDICTION_SCHEMA = pa.schema(
 
 # A prompt of an evaluation that the server refused, for which its question is left out at every placement.
 REFUSAL_SCHEMA = pa.schema(
-    [ANSWER_SCHEMA.field(name) for name in ("example_id", "documents", "placement", "slots", "error")],
+    [ANSWER_SCHEMA.field(name) for name in ("example_id", "documents", "placement", "order", "slots", "error")],
     metadata=_METADATA,
 )
 
 # What an analysis computed of one example: a response that all models read, and passes over it at S placements.
-#   slots: the advantageous ones, where the initial model answered. hidden, hidden_dtype, tokens: that model's states
+#   slots: the advantageous ones, where the base model answered. hidden, hidden_dtype, tokens: that model's states
 #   there, as in `SAMPLE_SCHEMA`, and its most likely tokens.
 #   placement_slots: of each placement. kl: nats, and agrees: whether the most likely tokens are equal, at T tokens of
 #   each placement. layers, attention: of each placement (N layers, 2 queries, D + 3 parts), row-major; empty if none.

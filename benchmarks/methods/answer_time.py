@@ -36,11 +36,15 @@ def load_kinds(model: ModelSection) -> list[Kind]:
     layers = load_config(model).num_hidden_layers
     scales = tuple(np.linspace(1.0, LARGEST_SCALE, layers).tolist())
     return [
-        Kind("base", HfEngine(model, threads=THREADS)),
-        Kind("lpes", HfEngine(model.model_copy(update={"rope_scales": scales}), threads=THREADS)),
-        Kind("ms_poe", HfEngine(model, InferenceSection(method="ms_poe"), threads=THREADS)),
-        Kind("attention_buckets", HfEngine(model, InferenceSection(method="attention_buckets"), threads=THREADS)),
+        Kind("base", _engine(model, InferenceSection())),
+        Kind("lpes", _engine(model.model_copy(update={"rope_scales": scales}), InferenceSection())),
+        Kind("ms_poe", _engine(model, InferenceSection(method="ms_poe"))),
+        Kind("attention_buckets", _engine(model, InferenceSection(method="attention_buckets"))),
     ]
+
+
+def _engine(model: ModelSection, inference: InferenceSection) -> HfEngine:
+    return HfEngine(model, inference, threads=THREADS, device="cpu")
 
 
 def rotations(count: int) -> list[list[int]]:

@@ -24,6 +24,7 @@ import numpy as np
 from benchmarks.circumstances import circumstances
 from benchmarks.methods.timing import Answers, Kind, Seconds, agreement, answer, ratio, read_examples, seconds_by_round
 from pos2distill.config import ModelSection, VllmSection
+from pos2distill.config.inference import InferenceSection
 from pos2distill.models.load import load_config, load_tokenizer
 from pos2distill.records import Tokens
 from pos2distill.sampling.engines.hf import HfEngine
@@ -104,7 +105,7 @@ def main() -> None:
 
     loop = asyncio.new_event_loop()
     scaled_model = model.model_copy(update={"rope_scales": scales})
-    engine = HfEngine(scaled_model, threads=THREADS)
+    engine = HfEngine(scaled_model, InferenceSection(), threads=THREADS, device="cpu")
     reference: Answers = []
     for start in range(0, len(prompts), HF_BATCH):
         reference += answer(loop, engine, prompts[start : start + HF_BATCH], params)

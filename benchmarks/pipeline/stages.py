@@ -118,7 +118,7 @@ def measure_evaluation_prompts(recipe: Recipe, plan: Plan) -> float:
     indices = pa.table({"index": np.arange(_EVALUATED_EXAMPLES)})
     examples = read_examples(indices, plan.prepare.artifact, TRAIN)
     start = time.process_time()
-    prompts = build_prompts(examples, study, specs, study.evaluation.max_new_tokens, for_training=False)
+    prompts = build_prompts(examples, study, specs, study.evaluation.max_new_tokens)
     return (time.process_time() - start) / len(prompts)
 
 

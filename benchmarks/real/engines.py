@@ -27,6 +27,7 @@ from benchmarks.train_step.measuring import run_in_own_process
 from examples.smollm2.make_model import DEFAULT_FOLDER, check_folder
 from pos2distill.config import ModelSection, VllmSection
 from pos2distill.config.base import Precision
+from pos2distill.config.inference import InferenceSection
 from pos2distill.errors import UserError
 from pos2distill.models.load import load_tokenizer
 from pos2distill.records import Tokens
@@ -59,7 +60,8 @@ def measure(engine_name: str, dtype: Precision, model_folder: Path, data: Path, 
         settings = VllmSection(enable_prefix_caching=False, cpu_kv_cache_gib=CACHE_GIB)
         engine, batch = VllmEngine(model, settings, threads=threads), len(prompts)
     else:
-        engine, batch = HfEngine(model, threads=threads), HF_BATCH
+        engine = HfEngine(model, InferenceSection(), threads=threads, device="cpu")
+        batch = HF_BATCH
     load_seconds = time.perf_counter() - start
     loop = asyncio.new_event_loop()
     for _ in range(2):

@@ -217,7 +217,7 @@ MEASUREMENTS = {**SIDES, "orders": measure_orders}
 
 def _prompts(recipe: Recipe) -> tuple[list[dict[str, list[int]]], list[int]]:
     """Prompts as vLLM takes them, and their seeds."""
-    table = build_prompts(read_examples(recipe), recipe.study, SPECS, NEW_TOKENS, for_training=False)
+    table = build_prompts(read_examples(recipe), recipe.study, SPECS, NEW_TOKENS)
     prompts = [{"prompt_token_ids": ids} for ids in table["prompt_ids"].to_pylist()]
     seeds = [seed & (2**31 - 1) for seed in table["seed"].to_pylist()]  # as our vLLM engine masks them
     return prompts, seeds

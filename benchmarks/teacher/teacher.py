@@ -120,7 +120,7 @@ class Sampled:
 def sample(study: Study, prompts: Prompts, stop_ids: tuple[int, ...], device: str, threads: int) -> Sampled:
     """Sample a response to each advantageous prompt, encode it, and build the training rows."""
     advantageous = [each[0] for each in prompts]
-    engine = HfEngine(study.model, threads=threads, device=device)
+    engine = HfEngine(study.model, study.inference, threads=threads, device=device)
     vocabulary = int(engine.model.config.vocab_size)
     ks = [k for k in KS if k < vocabulary]
     params = SamplingParams(study.sampling.temperature, 1.0, study.sampling.max_new_tokens, stop_ids)
@@ -131,15 +131,15 @@ def sample(study: Study, prompts: Prompts, stop_ids: tuple[int, ...], device: st
 
     completions: list[Completion] = generate(max(ks))
     responses = [completion.token_ids for completion in completions]
-    encode = TeacherEncoder(study.model, threads=threads, device=device)
+    encoder = TeacherEncoder(study.model, alignment=study.method.alignment, threads=threads, device=device)
     seconds = {
         "sampling": timed(lambda: generate(0), device),
         f"sampling with {STORED_K} logprobs": timed(lambda: generate(STORED_K), device),
-        "teacher stage": timed(lambda: encode(advantageous, responses), device),
+        "teacher stage": timed(lambda: encoder.encode(advantageous, responses), device),
     }
     rows_by_example = []
     hidden_bytes = 0
-    states = encode(advantageous, responses)
+    states = encoder.encode(advantageous, responses)
     for number, (own_prompts, completion, hidden_TH) in enumerate(zip(prompts, completions, states, strict=True)):
         hidden = hidden_to_bytes(hidden_TH)
         hidden_bytes += len(hidden)
@@ -167,7 +167,10 @@ def measure(study: Study, prompts: Prompts, stop_ids: tuple[int, ...], device: s
     """Sample once, then train with each teacher."""
     sampled = sample(study, prompts, stop_ids, device, threads)
     strategy = TorchStrategy(
-        with_teacher(study, "resident"), TrainersSection(strategy="torch", threads=threads), torch.device(device)
+        with_teacher(study, "resident"),
+        TrainersSection(strategy="torch", threads=threads),
+        torch.device(device),
+        student_start=study.model,
     )
     steps = {}
     for name in ("cached", "resident"):
@@ -242,7 +245,7 @@ def step_times(study: Study, strategy: TorchStrategy, batches: Batches, device: 
 
 
 def _build_teacher(study: Study, strategy: TorchStrategy) -> TeacherSource:
-    teacher = build_teacher(study, strategy.frozen_states, strategy.device)
+    teacher = build_teacher(study, strategy.base_states, strategy.device)
     assert teacher is not None
     return teacher
 

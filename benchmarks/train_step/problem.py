@@ -156,13 +156,18 @@ class Questions:
     def _make_samples(self, study: Study, device: torch.device) -> tuple[Sample, ...]:
         teacher = None
         if study.method.teacher == "cached":
-            teacher = TeacherEncoder(study.model, device=str(device), threads=torch.get_num_threads())
+            teacher = TeacherEncoder(
+                study.model,
+                alignment=study.method.alignment,
+                threads=torch.get_num_threads(),
+                device=str(device),
+            )
         samples = []
         for index, response in enumerate(self.responses):
             prompt = self.prompt(index, (0,))
             hidden = None
             if teacher is not None:
-                hidden_TH = teacher([prompt], [response])[0]
+                hidden_TH = teacher.encode([prompt], [response])[0]
                 hidden = hidden_to_bytes(hidden_TH)
             example = Example(str(index), "", (), ())
             samples.append(
@@ -232,8 +237,8 @@ class OurStep:
             gradient_checkpointing=size.gradient_checkpointing,
             threads=torch.get_num_threads(),
         )
-        self.strategy: Strategy = build_strategy(study, self.trainers, device)
-        self.teacher = build_teacher(study, self.strategy.frozen_states, device)
+        self.strategy: Strategy = build_strategy(study, self.trainers, device, study.model)
+        self.teacher = build_teacher(study, self.strategy.base_states, device)
         self.progress = TrainingProgress.at_start(size.examples)
 
     def __call__(self) -> float:

@@ -9,7 +9,6 @@ from pos2distill.evaluation.questions import document_order, golds_first
 from pos2distill.evaluation.scores import format_slots
 from pos2distill.records import Slots, example_from_row
 from pos2distill.store.artifacts import Artifact
-from pos2distill.tasks.permutations import order_of_prompt
 
 from ..artifact_lookup import input_artifact, list_artifacts, provenance_of, study_of
 from ..artifact_names import BASE_SCORES
@@ -19,8 +18,8 @@ from ..stages.prepare import EVALUATION, read_locations
 from ..stages.stage import Input
 from .rows import InspectedRow, PromptParts, Row
 
-_PromptNumber = tuple[int, int]
-"""The number of documents, and the number of the prompt among those of its example."""
+_PromptKey = tuple[int, int, int]
+"""The number of documents, the placement and the order of the distractors."""
 _Answer = Mapping[str, Any]
 
 
@@ -36,11 +35,10 @@ def answer_rows(artifact: Artifact, study: Study) -> Iterator[InspectedRow]:
         of_example = {model: by_example.get(example.example_id, {}) for model, by_example in answers.items()}
         first_model = next(iter(of_example.values()))
         # The prompt length of training first.
-        for number in sorted(first_model, key=lambda number: (number[0] != study.data.documents, number)):
-            asked = first_model[number]
+        for key in sorted(first_model, key=lambda key: (key[0] != study.data.documents, key)):
+            asked = first_model[key]
             documents, slots = asked["documents"], tuple(asked["slots"])
-            order = order_of_prompt(asked["placement"], study.evaluation.distractor_orders)
-            prompt = PromptParts(example, documents, slots, order, slots_of_ranks.get(documents, ()))
+            prompt = PromptParts(example, documents, slots, asked["order"], slots_of_ranks.get(documents, ()))
             values: Row = {
                 "example_id": example.example_id,
                 "location": locations.get(example.example_id, ""),
@@ -50,10 +48,11 @@ def answer_rows(artifact: Artifact, study: Study) -> Iterator[InspectedRow]:
                 "position": format_slots(slots),
                 "slots": list(slots),
                 "placement": asked["placement"],
+                "order": asked["order"],
                 "prompt_tokens": asked.get("prompt_tokens"),
             }
-            for model, by_number in of_example.items():
-                answer = by_number.get(number)
+            for model, by_prompt in of_example.items():
+                answer = by_prompt.get(key)
                 if answer is not None and "error" in answer:
                     values["error"] = answer["error"]
                 elif answer is not None:
@@ -83,11 +82,11 @@ def _asked_with(study: Study) -> list[Any]:
     return asked + [getattr(study.evaluation, name) for name in names]
 
 
-def _by_prompt(artifact: Artifact) -> dict[str, dict[_PromptNumber, _Answer]]:
-    """Predictions and refusals by example, then by the prompt's number."""
-    found: dict[str, dict[_PromptNumber, _Answer]] = {}
+def _by_prompt(artifact: Artifact) -> dict[str, dict[_PromptKey, _Answer]]:
+    """Predictions and refusals by example, then by prompt."""
+    found: dict[str, dict[_PromptKey, _Answer]] = {}
     for row in artifact.read_table(PREDICTIONS).to_pylist() + read_refused(artifact).to_pylist():
-        found.setdefault(row["example_id"], {})[row["documents"], row["placement"]] = row
+        found.setdefault(row["example_id"], {})[row["documents"], row["placement"], row["order"]] = row
     return found
 
 

@@ -14,8 +14,8 @@ Row = dict[str, Any]
 class PromptParts:
     """What a prompt is built from.
 
-    distractor_order: 0 is the data set's (`order_of_prompt`). slot_of_rank: where documents are reordered, the slot of
-    the document of each rank.
+    distractor_order: 0 is the data set's. slot_of_rank: where documents are reordered, the slot of the document of each
+    rank.
     """
 
     example: Example

@@ -1,10 +1,10 @@
 """Stage `analyse`: why answers differ by position, from forward passes and from the predictions of an evaluation.
 
-The analysis of the distilled model reads the responses and the initial model's states from that of the base model.
+The analysis of the distilled model reads the responses and the states of the base model from that of the base model.
 """
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,13 @@ from pos2distill.config import AnalysisSection, ModelSection, PoolSection, Study
 from pos2distill.config.restrict import restrict
 from pos2distill.evaluation.analysis import FIGURES, summarise_analysis
 from pos2distill.records import ANSWER_SCHEMA, PASSES_SCHEMA, Example, Slots, example_from_row
-from pos2distill.sampling.blocks import examples_per_block, index_blocks
+from pos2distill.sampling.blocks import batches_of, examples_per_block, index_blocks
 from pos2distill.sampling.engines.protocol import Completion, SamplingParams
 from pos2distill.sampling.operators import ActorOperator, TableFunction, generation_operators
 from pos2distill.sampling.prompting import PromptSpec
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.parts import TableParts
-from pos2distill.tasks.permutations import advantageous_slots, order_of_prompt
+from pos2distill.tasks.permutations import advantageous_slots
 
 from ..artifact_names import BASE_ANALYSIS, DISTILLED_ANALYSIS
 from ..progress import show_stage
@@ -60,20 +60,20 @@ def plan(
     evaluation: Stage,
     *,
     distill: Stage | None = None,
-    initial: Stage | None = None,
+    base_analysis: Stage | None = None,
 ) -> Stage:
     """The analysis of the base model, or of the model that the stage `distill` makes.
 
     Args:
         measured: what was measured of the model before. evaluation: of the same model.
-        initial: the analysis of the base model, for that of the distilled one.
+        base_analysis: that of the base model, for that of the distilled one.
     """
     settings = restrict(study, _FIELDS)
     inputs = {"examples": evaluation_examples(prepare, digests), "predictions": evaluation.output(), **measured}
     name, folder = "analyse base", BASE_ANALYSIS
-    if distill is not None and initial is not None:
+    if distill is not None and base_analysis is not None:
         inputs["checkpoint"] = distill.output()
-        inputs["initial"] = initial.output()
+        inputs["base_analysis"] = base_analysis.output()
         name, folder = "analyse distilled", DISTILLED_ANALYSIS
     artifact = Artifact(storage, folder, digests.fingerprint(settings, inputs))
     return Stage(name, artifact, settings, run, inputs)
@@ -85,19 +85,19 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     Counts: examples = right + wrong + empty + failed, of the answers at the advantageous slot; passes = right answers *
     placements.
     """
-    initial = with_measured(stage.study, stage.inputs)
-    study = with_distilled(initial, stage.inputs)
+    base = with_measured(stage.study, stage.inputs)
+    study = with_distilled(base, stage.inputs)
     artifact = stage.artifact
     artifact.fs.makedirs(artifact.path, exist_ok=True)
     answer_parts = TableParts(artifact, _ANSWERS, ["example_id"], "answer-parts")
     pass_parts = TableParts(artifact, PASSES_SCHEMA, ["example_id"], "pass-parts")
     with recorded_seconds(stage, context, "analyse") as seconds:
-        if "initial" in stage.inputs:
-            responses = stage.inputs["initial"].artifact.read_table(PASSES, _RESPONSES)
-            counts = _answer_counts(stage.inputs["initial"].manifest().counts)
+        if "base_analysis" in stage.inputs:
+            responses = stage.inputs["base_analysis"].artifact.read_table(PASSES, _RESPONSES)
+            counts = _answer_counts(stage.inputs["base_analysis"].manifest().counts)
         else:
-            responses, counts = _answer(stage, initial, context, answer_parts)
-        passes = _pass(study, initial.model, context, responses, pass_parts, stage.name)
+            responses, counts = _answer(stage, base, context, answer_parts)
+        passes = _pass(study, base.model, context, responses, pass_parts, stage.name)
     predictions = stage.inputs["predictions"].artifact.read_table(PREDICTIONS)
     summary = summarise_analysis(study, passes, predictions, _examples(stage))
     counts["passes"] = pc.sum(pc.list_value_length(passes["kl"])).as_py() or 0
@@ -142,13 +142,13 @@ def _evaluated_answers(stage: Stage, study: Study, records: Sequence[dict[str, A
     from pos2distill.sampling.postprocess import response_processor
 
     predictions = stage.inputs["predictions"].artifact.read_table(
-        PREDICTIONS, ["example_id", "documents", "placement", "slots", "sampled_ids", "finish_reason"]
+        PREDICTIONS, ["example_id", "documents", "order", "slots", "sampled_ids", "finish_reason"]
     )
+    # The data set's order of the distractors alone, which the passes use.
+    shown = (pc.field("documents") == study.data.documents) & (pc.field("order") == 0)
     found: dict[tuple[str, Slots], dict[str, Any]] = {}
-    for row in predictions.filter(pc.field("documents") == study.data.documents).to_pylist():
-        # The data set's order of the distractors alone, which the passes use.
-        if order_of_prompt(row["placement"], study.evaluation.distractor_orders) == 0:
-            found[row["example_id"], tuple(row["slots"])] = row
+    for row in predictions.filter(shown).to_pylist():
+        found[row["example_id"], tuple(row["slots"])] = row
     process = response_processor(study, load_tokenizer(study.model))
     answers = []
     for record in records:
@@ -177,8 +177,10 @@ def _generate(
     """Answers to the evaluation questions of these indices, as they come."""
     params = SamplingParams(0.0, 1.0, study.evaluation.max_new_tokens, stop_ids=())
     specs = [PromptSpec(study.data.documents, placements=None)]
-    # As for training: a response that ends where its scored part ends, closed by the end-of-turn token.
-    operators = generation_operators(study, context.runtime, examples, EVALUATION, specs, params, for_training=True)
+    # The passes build further prompts of the examples; a prompt that is too long counts as failed.
+    operators = generation_operators(
+        study, context.runtime, examples, EVALUATION, specs, params, record_too_long=True, with_examples=True
+    )
     blocks = index_blocks(missing, examples_per_block(len(missing), 1, context.runtime.samplers))
     for answers in context.executor.map(blocks, operators, label="analysis"):
         yield answers.select(_ANSWERS.names).cast(_ANSWERS)
@@ -189,18 +191,19 @@ def _answer_counts(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _pass(
-    study: Study, initial: ModelSection, context: RunContext, responses: pa.Table, parts: TableParts, label: str
+    study: Study, base: ModelSection, context: RunContext, responses: pa.Table, parts: TableParts, label: str
 ) -> pa.Table:
     """The passes of a model over all responses, sorted by example, stored in parts as they come."""
     pool = context.runtime.teachers
     # Teachers too only compute states of a model that is not trained.
-    create = functools.partial(_create_passes, study, initial, pool)
+    create = functools.partial(_create_passes, study, base, pool)
     operators = [ActorOperator(TEACHERS, create, pool)]
     finished = parts.read()["example_id"].combine_chunks()
     missing = responses.filter(pc.invert(pc.is_in(responses["example_id"], value_set=finished)))
-    blocks = [missing.slice(start, _RESPONSES_PER_BLOCK) for start in range(0, len(missing), _RESPONSES_PER_BLOCK)]
-    # No model is loaded for no response.
-    results = context.executor.map(blocks, operators, label="analysis") if blocks else ()
+    results: Iterable[pa.Table] = ()
+    if len(missing):  # no model is loaded for no response
+        blocks = batches_of(missing, _RESPONSES_PER_BLOCK)
+        results = context.executor.map(blocks, operators, label="analysis")
     with show_stage(label, len(responses), done=len(finished), unit="response") as shown:
         for part in results:
             parts.append(part)
@@ -208,11 +211,11 @@ def _pass(
     return parts.read()
 
 
-def _create_passes(study: Study, initial: ModelSection, pool: PoolSection) -> TableFunction:
+def _create_passes(study: Study, base: ModelSection, pool: PoolSection) -> TableFunction:
     # Imported in the actor: it loads torch and transformers.
     from pos2distill.evaluation.passes import PositionPasses
 
-    return PositionPasses(study, initial, pool)
+    return PositionPasses(study, base, pool)
 
 
 def _examples(stage: Stage) -> dict[str, Example]:

@@ -40,8 +40,8 @@ PROMPT_FIELDS = ("model", "data.template", "data.prompt", "data.metric", "data.h
 class Answers:
     """The answers of one model to some examples.
 
-    predictions: a table of `PREDICTION_SCHEMA`, sorted by prompt length, example and placement, of the examples that
-    are answered at every placement. refused: of `REFUSAL_SCHEMA`, of all others.
+    predictions: a table of `PREDICTION_SCHEMA`, sorted by prompt length, example, placement and order, of the examples
+    that are answered at every placement. refused: of `REFUSAL_SCHEMA`, of all others.
     """
 
     predictions: pa.Table
@@ -149,7 +149,7 @@ def _without(predictions: pa.Table, example_ids: pa.Array) -> pa.Table:
 
 
 def _prompt_keys(predictions: pa.Table) -> frozenset[PromptKey]:
-    columns = [predictions[name].to_pylist() for name in ("documents", "example_id", "placement")]
+    columns = [predictions[name].to_pylist() for name in ("documents", "example_id", "placement", "order")]
     return frozenset(zip(*columns, strict=True))
 
 

@@ -213,7 +213,7 @@ def _job(stage: Stage, context: RunContext, samples: Stage) -> TrainingJob:
         logged_settings=context.logged_settings,
         study=study,
         runtime=context.runtime,
-        initial=with_distilled(study, stage.inputs).model,
+        student_start=with_distilled(study, stage.inputs).model,
         storage=context.storage,
         examples=stage.inputs["examples"].artifact,
         examples_file=TRAIN,

@@ -2,7 +2,7 @@
 
 missing samples -> prompts -> sampler pool -> teacher pool -> sample store (-> trainers)
 
-The frozen model answers the advantageous prompts, and the teacher reads the same ones unless its slot is random. In an
+The base model answers the advantageous prompts, and the teacher reads the same ones unless its slot is random. In an
 on-policy method the student answers, at the slots that it is trained at; then the teacher gets the advantageous prompt
 with the student's response.
 """
@@ -13,7 +13,8 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from pos2distill.config import Runtime, Study
+from pos2distill.config import ModelSection, PoolSection, Runtime, Study
+from pos2distill.config.method import Alignment
 from pos2distill.config.restrict import restrict
 from pos2distill.errors import TransientError, UserError
 from pos2distill.records import sample_ids
@@ -22,9 +23,9 @@ from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.failure_guard import FAILED, FailureGuard, describe_failures
 from pos2distill.sampling.operators import (
     ActorOperator,
-    EncodeTeacher,
     Operator,
     SampleCounter,
+    TableFunction,
     TaskOperator,
     generation_operators,
     store_samples,
@@ -178,16 +179,35 @@ def sampling_operators(
         stored_top_k=teacher.get("k", 0),
     )
     examples = stage.inputs["examples"].artifact
-    operators = generation_operators(study, runtime, examples, TRAIN, specs, params, for_training=True)
+    operators = generation_operators(
+        study,
+        runtime,
+        examples,
+        TRAIN,
+        specs,
+        params,
+        samples_per_example=study.method.responses_per_example,
+        candidates=sampling.candidates,
+        only_needed=True,
+        record_too_long=True,
+        with_examples=True,
+    )
     if study.method.teacher_gets_another_prompt:
         show = functools.partial(show_teacher_prompts, study=study)
         operators.append(TaskOperator("teacher prompts", show, runtime.samplers.max))
     if teacher.get("teacher") == "cached":
-        create = functools.partial(EncodeTeacher, base.model, teacher["alignment"], runtime.teachers)
+        create = functools.partial(_create_teacher, base.model, teacher["alignment"], runtime.teachers)
         operators.append(ActorOperator(TEACHERS, create, runtime.teachers))
     store = functools.partial(store_samples, artifact=stage.artifact, counter=counter, return_samples=return_samples)
     operators.append(TaskOperator("store samples", store))
     return operators
+
+
+def _create_teacher(base: ModelSection, alignment: Alignment, pool: PoolSection) -> TableFunction:
+    # Imported in the actor: it loads torch and transformers.
+    from pos2distill.sampling.teacher_encoder import TeacherEncoder
+
+    return TeacherEncoder(base, alignment=alignment, threads=pool.threads, device=pool.device)
 
 
 def selection(stage: Stage) -> Selection:

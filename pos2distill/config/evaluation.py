@@ -51,7 +51,7 @@ class EvaluationSection(Section):
         ge=0,
         lt=1 << 63,
         description="of the choice of the evaluation examples and of their distractors. Default: the study's seed; a "
-        "number of its own evaluates all seeds of a sweep on the same questions, and the initial model once",
+        "number of its own evaluates all seeds of a sweep on the same questions, and the base model once",
     )
 
     @model_validator(mode="before")

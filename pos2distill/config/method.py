@@ -14,6 +14,9 @@ DEFAULT_SLOTS = 10
 
 _DEFAULT_TOPK = 64
 
+Alignment = Literal["shifted", "official"]
+DistractorOrder = Literal["fixed", "reshuffled"]
+
 
 class MethodSection(Section):
     """The distillation method (arXiv:2508.15709); docs/methods.md explains it."""
@@ -33,7 +36,7 @@ class MethodSection(Section):
     )
     auto_examples: int = Field(100, ge=1, description="auto: training examples to measure on")
     k: int = Field(4, ge=0, description="trivial slots, or ordered tuples of them, drawn for each example")
-    distractor_order: Literal["fixed", "reshuffled"] = Field("fixed", description="their order in each row's prompt")
+    distractor_order: DistractorOrder = Field("fixed", description="their order in each row's prompt")
     # These defaults depend on the fields above, which pydantic passes to a default factory in the order of declaration.
     weights: RowWeights = Field(
         default_factory=lambda settings: _spec_of(settings).weights,
@@ -60,7 +63,7 @@ class MethodSection(Section):
         "of every row whose positions are shifted; pose: a skip in the only view",
     )
     view_weight: float = Field(1.0, gt=0, description="weight of the second view's divergence; views skip and cyclic")
-    alignment: Literal["shifted", "official"] = Field(
+    alignment: Alignment = Field(
         "shifted",
         description="shifted: logits that predict the response; official: one position later, as the authors' code",
     )
@@ -68,7 +71,7 @@ class MethodSection(Section):
         "cached",
         # The default is validated too, because `_no_teacher_unless_needed` replaces it for some methods.
         validate_default=True,
-        description="cached: hidden states stored with the samples; resident: the frozen model next to the student; "
+        description="cached: hidden states stored with the samples; resident: the base model next to the student; "
         "topk: the sampler's most likely tokens, no teacher stage, approximate; none: of every method that needs "
         "no teacher",
     )
@@ -113,12 +116,12 @@ class MethodSection(Section):
 
     @property
     def loss(self) -> Literal["kl", "ce"]:
-        """The loss of a row: KL to the frozen model, or cross-entropy on the response."""
+        """The loss of a row: KL to the base model, or cross-entropy on the response."""
         return self.spec.loss
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether training uses the frozen model's distribution."""
+        """Whether training uses the base model's distribution."""
         return _needs_teacher(self.spec, self.weights)
 
     @property
@@ -176,14 +179,12 @@ class MethodSection(Section):
     def _on_policy_is_possible(self) -> "MethodSection":
         if not self.spec.on_policy:
             if self.rounds > 1:
-                raise ValueError(
-                    f"rounds: {self.rounds}, but method '{self.name}' samples once, from the initial model"
-                )
+                raise ValueError(f"rounds: {self.rounds}, but method '{self.name}' samples once, from the base model")
             return self
         if self.teacher == "topk":
             raise ValueError(
                 f"teacher: 'topk' stores what the sampler knows, which for method '{self.name}' is the student and not "
-                f"the frozen model; set cached or resident"
+                f"the base model; set cached or resident"
             )
         if self.distractor_order != "fixed":
             raise ValueError(
@@ -231,7 +232,7 @@ class MethodSection(Section):
             )
         if self.weights == "adaptive":
             raise ValueError(
-                "weights: 'adaptive' needs the frozen model's loss on the whole response, and the sampler knows no "
+                "weights: 'adaptive' needs the base model's loss on the whole response, and the sampler knows no "
                 "probability of a closing token that it did not draw; set teacher to cached or resident"
             )
         return self

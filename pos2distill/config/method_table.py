@@ -14,7 +14,7 @@ class Method:
     """What distinguishes one method from the others.
 
     name: the value of `method.name`. description: one phrase, for the documentation.
-    loss: of a row. kl: KL(frozen model || student), mean over response tokens; ce: cross-entropy on the response.
+    loss: of a row. kl: KL(base model || student), mean over response tokens; ce: cross-entropy on the response.
     target: the response of a row. sampled: from the advantageous prompt; gold: the data set's first answer.
     weights: of trivial rows, if `method.weights` is left open. allowed_weights: all that this method can use.
     anchor_weight: lambda, if `method.anchor_weight` is left open.
@@ -38,14 +38,14 @@ class Method:
     rounds: int = 1
 
 
-# Position weights need the KL of each row, and adaptive weights a cross-entropy to compare with the frozen model's.
+# Position weights need the KL of each row, and adaptive weights a cross-entropy to compare with the base model's.
 _KL_WEIGHTS: tuple[RowWeights, ...] = ("paper", "official", "uniform")
 _CE_WEIGHTS: tuple[RowWeights, ...] = ("uniform", "adaptive")
 
 _ALL = (
     Method(
         name="r1",
-        description="KL to the frozen model, with position weights and anchor rows",
+        description="KL to the base model, with position weights and anchor rows",
         loss="kl",
         target="sampled",
         weights="paper",
@@ -104,7 +104,7 @@ _ALL = (
         loss="ce",
         target="gold",
         weights="uniform",
-        # Adaptive weights compare with the frozen model's loss on its own response, which is not the target here.
+        # Adaptive weights compare with the base model's loss on its own response, which is not the target here.
         allowed_weights=("uniform",),
     ),
 )

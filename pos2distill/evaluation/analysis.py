@@ -19,7 +19,7 @@ from pos2distill.evaluation.chains import Chain, judge_chain, summarise_chains
 from pos2distill.evaluation.statistics import Floats
 from pos2distill.evaluation.token_shift import Shift, estimate_mean, summarise_shift
 from pos2distill.records import Document, Example, Slots
-from pos2distill.tasks.permutations import arrange, evaluated_placements, order_of_prompt
+from pos2distill.tasks.permutations import arrange, evaluated_placements
 from pos2distill.tasks.thoughts import without_thought
 
 PARTS_AROUND = ("before", "after", "response")
@@ -155,6 +155,6 @@ def _shown(
     """Each prediction with its example and the documents of its prompt in order."""
     for prediction in predictions.to_pylist():
         example, slots = examples[prediction["example_id"]], tuple(prediction["slots"])
-        order = order_of_prompt(prediction["placement"], study.evaluation.distractor_orders)
+        order = prediction["order"]
         shown = arrange(example, study.data.documents, slots, order="reshuffled" if order else "fixed", seed=order)
         yield prediction, example, shown

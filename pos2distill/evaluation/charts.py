@@ -380,11 +380,11 @@ def position_ticks(documents: int) -> list[int]:
     return ticks
 
 
-def to_png(spec: Spec, *, width: int = 640) -> bytes:
-    """The chart as a picture for documents, in light colours. width: in pixels, of charts that have none."""
+def to_png(spec: Spec) -> bytes:
+    """The chart as a picture for documents, in light colours. Charts without a width of their own get 640 pixels."""
     # Imported where used: the library starts a JavaScript engine.
     import vl_convert
 
-    sized = {**spec, "width": width} if spec.get("width") == "container" else spec
+    sized = {**spec, "width": 640} if spec.get("width") == "container" else spec
     png: bytes = vl_convert.vegalite_to_png(sized, vl_version=VEGA_LITE, config=theme(), scale=2)
     return png

@@ -29,15 +29,15 @@ _PASS_TOKENS = 16_384
 
 
 class PositionPasses:
-    """Compares a model, at every evaluated placement, with the initial model at the advantageous slot.
+    """Compares a model, at every evaluated placement, with the base model at the advantageous slot.
 
     Args:
         study: with the model that is analysed, the wording of prompts and the placements.
-        initial: the initial model; equal to the study's where that is analysed itself.
+        base: the base model; equal to the study's where that is analysed itself.
         pool: of the actor that this runs in.
     """
 
-    def __init__(self, study: Study, initial: ModelSection, pool: PoolSection) -> None:
+    def __init__(self, study: Study, base: ModelSection, pool: PoolSection) -> None:
         torch.set_num_threads(pool.threads)
         model = study.model
         self.device = pool.device
@@ -48,15 +48,15 @@ class PositionPasses:
         self.dtype = model.dtype
         self.lm = load_model(model, device=self.device, packed=True)
         self.head = FrozenHead.from_checkpoint(model, torch_dtype(model.dtype)).to(self.device)
-        self.initial_head = self.head
-        if initial != model:
-            self.initial_head = FrozenHead.from_checkpoint(initial, torch_dtype(initial.dtype)).to(self.device)
+        self.base_head = self.head
+        if base != model:
+            self.base_head = FrozenHead.from_checkpoint(base, torch_dtype(base.dtype)).to(self.device)
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         """The passes over each response.
 
         Args:
-            batch: columns `example_id`, `example`, `slots` and `response_ids`; where the model is not the initial one
+            batch: columns `example_id`, `example`, `slots` and `response_ids`; where the model is not the base model
                 also `hidden` and `hidden_dtype`.
         Returns: a table of `PASSES_SCHEMA`.
         """
@@ -68,17 +68,17 @@ class PositionPasses:
         response = np.asarray(row["response_ids"], np.int32)
         all_slots = [placement.slots for placement in self.placements[len(example.golds)]]
         if row.get("hidden") is None:
-            (initial_TH,), _ = self._forward(example, [tuple(row["slots"])], response)
-            row = {**row, "hidden": hidden_to_bytes(initial_TH.cpu()), "hidden_dtype": self.dtype}
-        initial_TH = hidden_from_bytes(row["hidden"], row["hidden_dtype"], len(response)).to(self.device)
-        initial_TV = self.initial_head(initial_TH)
-        tokens_T = initial_TV.argmax(-1)
+            (base_TH,), _ = self._forward(example, [tuple(row["slots"])], response)
+            row = {**row, "hidden": hidden_to_bytes(base_TH.cpu()), "hidden_dtype": self.dtype}
+        base_TH = hidden_from_bytes(row["hidden"], row["hidden_dtype"], len(response)).to(self.device)
+        base_TV = self.base_head(base_TH)
+        tokens_T = base_TV.argmax(-1)
         kl_ST, agrees_ST = [], []
         states, sums = self._forward(example, all_slots, response)
         for hidden_TH in states:
             # One placement after the other: logits of all would be S times as large.
             logits_TV = self.head(hidden_TH)
-            kl_ST.append(forward_kl(initial_TV, logits_TV).tolist())
+            kl_ST.append(forward_kl(base_TV, logits_TV).tolist())
             agrees_ST.append((logits_TV.argmax(-1) == tokens_T).tolist())
         # As `QUERIES` names them: the mean over the predicting positions, and the first of them, the last token of the
         # prompt.

@@ -20,7 +20,7 @@ from pos2distill.config.template import DOCUMENTS
 from pos2distill.evaluation.attribution import Attribution
 from pos2distill.evaluation.scores import format_slots
 from pos2distill.records import Document, Example, Slots, example_from_row
-from pos2distill.tasks.permutations import arrange, order_of_prompt
+from pos2distill.tasks.permutations import arrange
 from pos2distill.tasks.prompts import Wording, raw_messages, to_template
 
 # Bits of an answer's flags.
@@ -37,15 +37,14 @@ class EvaluatedPrompts:
     """One prompt length of one task, with the predictions of the models.
 
     label: as the page calls it. slot_of_rank: of prompts whose documents are reordered (see `arrange`).
-    orders: of the distractors at each placement, of which only the first one, the data set's, is shown.
-    models: tables of `PREDICTION_SCHEMA`, also with other prompt lengths; that of the base model first.
+    models: tables of `PREDICTION_SCHEMA`, also with other prompt lengths; that of the base model first. Of several
+    orders of the distractors, only the data set's is shown.
     """
 
     label: str
     documents: int
     models: Sequence[pa.Table]
     slot_of_rank: Slots = ()
-    orders: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +156,7 @@ def golds_first(example: Example) -> tuple[Document, ...]:
 
 def _to_view(prompts: EvaluatedPrompts, metric: Metric, examples: Sequence[Example]) -> dict[str, Any]:
     models = [_by_prompt(table, prompts.documents) for table in prompts.models]
-    placements = sorted({number for _, number in models[0] if order_of_prompt(number, prompts.orders) == 0})
+    placements = sorted({placement for _, placement in models[0]})
     positions: list[dict[str, Any]] = []
     for placement in placements:
         rows = [models[0][example.example_id, placement] for example in examples]
@@ -180,8 +179,9 @@ def _to_view(prompts: EvaluatedPrompts, metric: Metric, examples: Sequence[Examp
 
 
 def _by_prompt(predictions: pa.Table, documents: int) -> dict[tuple[str, int], dict[str, Any]]:
+    """By example and placement: the answers to prompts of this length with the data set's order of distractors."""
     columns = ["example_id", "placement", "group", "slots", "text", "correct", "finish_reason"]
-    selected = predictions.filter(pc.field("documents") == documents).select(columns)
+    selected = predictions.filter((pc.field("documents") == documents) & (pc.field("order") == 0)).select(columns)
     return {(row["example_id"], row["placement"]): row for row in selected.to_pylist()}
 
 

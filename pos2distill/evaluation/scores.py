@@ -1,7 +1,7 @@
 """Accuracy by slot, its mean and GAP with intervals, and the paired difference of two models.
 
 A slot here is a placement: for several hops, an ordered tuple of slots.
-Shapes: E examples, S slots.
+Shapes: E examples, S slots, O orders of the distractors.
 """
 
 from collections.abc import Iterable, Sequence
@@ -112,37 +112,35 @@ def to_grid(predictions: pa.Table, documents: int, refused: Iterable[str] = ()) 
         documents: the prompt length to select.
         refused: as of `Grid`; needed only to pair it with another one.
     Raises:
-        ValueError: unless there is exactly one prediction for each example and placement.
+        ValueError: unless there is exactly one prediction for each example, placement and order of the distractors.
     """
     selected = predictions.filter(pc.field("documents") == documents)
-    # N predictions; row_N and column_N are their cells of the grid.
-    example_ids_E, row_N = np.unique(selected["example_id"].to_numpy(zero_copy_only=False), return_inverse=True)
-    # Placements and, where there are several, orders of the distractors: the columns of one placement are neighbours.
-    placements_S, column_N = np.unique(selected["placement"].to_numpy(), return_inverse=True)
-    count_ES = np.zeros((len(example_ids_E), len(placements_S)), int)
-    # `add.at` counts duplicates; `count_ES[row_N, column_N] += 1` would count them once.
-    np.add.at(count_ES, (row_N, column_N), 1)
-    if not count_ES.size or not (count_ES == 1).all():
+    # N predictions: `cell_N` are the indices of their examples, placements and orders of the distractors.
+    example_ids_E, example_N = np.unique(selected["example_id"].to_numpy(zero_copy_only=False), return_inverse=True)
+    placements_S, placement_N = np.unique(selected["placement"].to_numpy(), return_inverse=True)
+    orders_O, order_N = np.unique(selected["order"].to_numpy(), return_inverse=True)
+    cell_N = (example_N, placement_N, order_N)
+    count_ESO = np.zeros((len(example_ids_E), len(placements_S), len(orders_O)), int)
+    # `add.at` counts duplicates; `count_ESO[cell_N] += 1` would count them once.
+    np.add.at(count_ESO, cell_N, 1)
+    if not count_ESO.size or not (count_ESO == 1).all():
         raise ValueError(
-            f"{documents} documents: expected each example once at each slot, got counts {np.unique(count_ES)}"
+            f"{documents} documents: expected each example once at each slot, got counts {np.unique(count_ESO)}"
         )
-    correct_ES = np.zeros(count_ES.shape)
-    correct_ES[row_N, column_N] = selected["correct"].to_numpy(zero_copy_only=False)
-    f1_ES = np.zeros(count_ES.shape)
-    f1_ES[row_N, column_N] = selected["f1"].to_numpy(zero_copy_only=False)
+    correct_ESO = np.zeros(count_ESO.shape)
+    correct_ESO[cell_N] = selected["correct"].to_numpy(zero_copy_only=False)
+    f1_ESO = np.zeros(count_ESO.shape)
+    f1_ESO[cell_N] = selected["f1"].to_numpy(zero_copy_only=False)
 
     names = _name_placements(selected, placements_S.tolist())
-    distinct = list(dict.fromkeys(names))
-    orders = len(names) // len(distinct)
-    shape = (len(example_ids_E), len(distinct), orders)
     return Grid(
         documents=documents,
-        slots=tuple(placed for placed, _ in distinct),
-        groups=tuple(group for _, group in distinct),
+        slots=tuple(placed for placed, _ in names),
+        groups=tuple(group for _, group in names),
         example_ids=tuple(example_ids_E.tolist()),
-        correct_ES=correct_ES.reshape(shape).mean(2),
-        f1_ES=f1_ES.reshape(shape).mean(2),
-        orders=orders,
+        correct_ES=correct_ESO.mean(2),
+        f1_ES=f1_ESO.mean(2),
+        orders=len(orders_O),
         refused=frozenset(refused),
     )
 

@@ -23,6 +23,7 @@ _STUDENT_T = (12.706, 4.303, 3.182, 2.776)
 # P(X >= x) = .05; Wilson's are too high there, and are met at 4.
 _FEW_RIGHT = (0.0, 0.0513, 0.3554, 0.8177, 1.5553)
 
+_POWER_80 = NormalDist().inv_cdf(0.8)
 _FEW = 10  # examples, which do not tell how much examples differ
 
 
@@ -159,15 +160,15 @@ def student_factor(examples: int) -> float:
     return student_t(examples - 1) / Z if examples > 1 else 1.0
 
 
-def questions_needed(difference: float, deviation: float, *, power: float = 0.8) -> int:
-    """Questions that a two-sided test at 5 % needs to see a true mean difference with this power.
+def questions_needed(difference: float, deviation: float) -> int:
+    """Questions that a two-sided test at 5 % needs to see a true mean difference with a power of 80 %.
 
-        n = ((z_.975 + z_power) deviation / difference)^2
+        n = ((z_.975 + z_.8) deviation / difference)^2
 
     Args:
         difference: that should be seen, > 0. deviation: standard deviation of the examples' differences.
     """
-    factor = Z + NormalDist().inv_cdf(power)
+    factor = Z + _POWER_80
     return max(2, int(np.ceil((factor * deviation / difference) ** 2)))
 
 

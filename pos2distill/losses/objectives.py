@@ -28,7 +28,7 @@ def row_coefficients(method: MethodSection, loss_N: Tensor, reference_N: Tensor,
     Args:
         method: weights and lambda.
         loss_N: (N,) nats, of the whole global batch; not used for uniform weights.
-        reference_N: (N,) nats, the frozen model's cross-entropies; used for adaptive weights only.
+        reference_N: (N,) nats, the base model's cross-entropies; used for adaptive weights only.
         slot_N: (N,) int, the slot of a trivial row; or ANCHOR, or FILLER.
     Returns: (N,) float32, detached; 0 for filler.
     """

@@ -13,7 +13,7 @@ _SMALLEST_EXCESS = 0.01
 
 
 def position_weights(
-    kl_N: Tensor, slot_N: Tensor, *, anchor: int, variant: Literal["paper", "official", "uniform"] = "paper"
+    kl_N: Tensor, slot_N: Tensor, *, anchor: int, variant: Literal["paper", "official", "uniform"]
 ) -> Tensor:
     """Weight each activation KL by how hard its gold slot is.
 
@@ -29,6 +29,7 @@ def position_weights(
         kl_N: (N,) nats, KL(teacher || student) averaged over response tokens; finite, >= 0.
         slot_N: (N,) int, 0-based slot of the gold document.
         anchor: the advantageous slot; its rows get 0, since lambda weighs them instead.
+        variant: of the three above.
     Returns: (N,) float32, detached.
     Raises: ValueError naming the shapes, or the rows, at fault.
     """
@@ -58,7 +59,7 @@ def adaptive_weights(ce_N: Tensor, reference_N: Tensor, trivial_N: Tensor) -> Te
         excess_i = max(0, CE_i - CE_i^adv),   e = mean_trivial(excess),   s = max(e, 0.01 nats)
         w_i      = (1 - e / 2s + excess_i / 2s) / M
 
-    CE_i^adv is the frozen model's loss on the same response at the advantageous slots, so that a response that is hard
+    CE_i^adv is the base model's loss on the same response at the advantageous slots, so that a response that is hard
     at any slot does not make its slot look hard. The weights sum to 1. At least half of each is the same for every row,
     so that no row is neglected. As the excess vanishes they become equal instead of following rounding errors. N is the
     global batch and the mean is over all of it, so that, as with the paper's alpha, no cut changes the weights.

@@ -132,7 +132,7 @@ def files_version(model: ModelSection) -> str:
 
 
 def copy_generation_config(model: ModelSection, folder: Path) -> None:
-    """Copy the initial model's generation_config.json unchanged: transformers 5.19 refuses to write some it reads."""
+    """Copy the base model's generation_config.json unchanged: transformers 5.19 refuses to write some it reads."""
     source = Path(local_folder(model, weights=False)) / "generation_config.json"
     if source.exists():
         shutil.copyfile(source, folder / source.name)

@@ -56,7 +56,7 @@ class LogitTransform:
 
 
 class FrozenHead(nn.Module):
-    """The initial model's lm_head, which stays fixed while the student's own (tied or not) is trained.
+    """The base model's lm_head, which stays fixed while the student's own (tied or not) is trained.
 
     Read from the checkpoint's safetensors and held as a buffer: no optimizer sees it and ZeRO does not partition it.
     """
@@ -66,7 +66,7 @@ class FrozenHead(nn.Module):
 
     def __init__(self, weight_VH: Tensor, bias_V: Tensor | None, transform: LogitTransform) -> None:
         super().__init__()
-        # Not persistent: it belongs to the initial model, so no checkpoint of the student may contain it.
+        # Not persistent: it belongs to the base model, so no checkpoint of the student may contain it.
         self.register_buffer("weight_VH", weight_VH, persistent=False)
         self.register_buffer("bias_V", bias_V, persistent=False)
         self.transform = transform

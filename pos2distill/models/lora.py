@@ -57,7 +57,7 @@ def check_targets(model: ModelSection, lora: LoraSection) -> None:
 
 @contextmanager
 def adapters_off(lm: PreTrainedModel) -> Iterator[None]:
-    """Within this context, the model computes as the initial one, without adapters."""
+    """Within this context, the model computes as the one it was made of, without adapters."""
     layers = [module for module in lm.modules() if isinstance(module, BaseTunerLayer)]
     lm.eval()
     for layer in layers:

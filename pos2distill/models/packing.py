@@ -10,12 +10,13 @@ one row that are not shared, K tokens of that row in all.
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pos2distill.config.method import Alignment
 from pos2distill.records import Tokens
 
 MIN_SHARED_FRACTION = 1 / 8
@@ -160,7 +161,7 @@ def collate(
     prompts: Sequence[Tokens],
     responses: Sequence[Tokens],
     *,
-    alignment: Literal["shifted", "official"] = "shifted",
+    alignment: Alignment = "shifted",
     group_ids: Sequence[Hashable] | None = None,
 ) -> ResponseBatch:
     """Pack prompts and responses. Their ids are concatenated; nothing is tokenised again.

@@ -24,20 +24,21 @@ ProcessFunction = Callable[[GenerationResult, Sequence[str]], ProcessedResponse]
 
 # Columns that an answer takes over from its prompt.
 _PROMPT_COLUMNS = (
-    *("example_id", "sample_id", "documents", "placement", "group", "slots", "prompt_ids", "seed", "example"),
+    *("example_id", "sample_id", "documents", "placement", "order", "group", "slots", "prompt_ids", "seed", "example"),
 )
 
 
 class Generate:
     """Prompts to processed answers. Holds one engine; calls may overlap.
 
-    Samples for training are drawn `sampling.candidates` times, and the one that agrees most with the others is taken.
+    Args:
+        candidates: answers drawn to each prompt, of which the one that agrees most with the others is taken.
     """
 
-    def __init__(self, study: Study, runtime: Runtime, params: SamplingParams, for_training: bool) -> None:
+    def __init__(self, study: Study, runtime: Runtime, params: SamplingParams, *, candidates: int = 1) -> None:
         model: ModelSection = study.model
         self.params = params
-        self.candidates = study.sampling.candidates if for_training else 1
+        self.candidates = candidates
         self.prompt_column = "prompt_ids"
         self.process: ProcessFunction
         if model.engine == "openai":

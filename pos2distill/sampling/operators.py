@@ -1,6 +1,6 @@
 """The steps from examples to stored samples and predictions: callables from Arrow table to Arrow table.
 
-    read_examples -> build_prompts -> Generate -> (EncodeTeacher) -> store_samples
+    read_examples -> build_prompts -> Generate -> (TeacherEncoder) -> store_samples
 
 An executor decides where they run. Nothing here imports Ray, and what loads torch is imported only where the work is
 done, since processes that merely schedule operators load this module too.
@@ -9,13 +9,13 @@ done, since processes that merely schedule operators load this module too.
 import functools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pos2distill.config import ModelSection, PoolSection, Runtime, Study
+from pos2distill.config import PoolSection, Runtime, Study
 from pos2distill.models.files import files_version
 from pos2distill.parquet import ParquetFile, open_parquet
 from pos2distill.records import PREDICTION_SCHEMA, REFUSAL_SCHEMA, SAMPLE_SCHEMA
@@ -81,7 +81,11 @@ def generation_operators(
     specs: Sequence[PromptSpec],
     params: SamplingParams,
     *,
-    for_training: bool = False,
+    samples_per_example: int = 1,
+    candidates: int = 1,
+    only_needed: bool = False,
+    record_too_long: bool = False,
+    with_examples: bool = False,
     answered: frozenset[PromptKey] = frozenset(),
 ) -> list[Operator]:
     """Read examples, build their prompts and generate: index tables in, tables of `ANSWER_SCHEMA` out.
@@ -91,15 +95,14 @@ def generation_operators(
         examples, file: the artifact and its file that holds the examples.
         specs: prompt lengths and placements.
         params: without stop ids, which the model's tokenizer decides.
-        for_training: prompts that are too long are recorded, and whole examples accompany their answers. Otherwise
-            such a prompt is an error.
-        answered: prompts to leave out.
+        samples_per_example: which the indices count (`read_examples`).
+        candidates: as of `Generate`. only_needed: as of `ActorOperator`.
+        record_too_long, with_examples, answered: as of `build_prompts`.
     """
     pool = runtime.samplers
-    per_example = study.method.responses_per_example if for_training else 1
     # Each task loads transformers and builds prompts far faster than one sampler consumes them, so one task for each
     # sampler is enough. Ray Data 2.60 fuses maps of the same limit into one.
-    read_function = functools.partial(read_examples, artifact=examples, file=file, per_example=per_example)
+    read_function = functools.partial(read_examples, artifact=examples, file=file, per_example=samples_per_example)
     read = TaskOperator("read examples", read_function, pool.max)
     build = TaskOperator(
         "build prompts",
@@ -108,7 +111,8 @@ def generation_operators(
             study=study,
             specs=tuple(specs),
             max_new_tokens=params.max_new_tokens,
-            for_training=for_training,
+            record_too_long=record_too_long,
+            with_examples=with_examples,
             answered=answered,
             # Once for all tasks: to list the files of a model at a URL takes a request.
             model_version=None if study.model.is_served_name else files_version(study.model),
@@ -117,10 +121,10 @@ def generation_operators(
     )
     generate = ActorOperator(
         "samplers",
-        functools.partial(Generate, study, runtime, params, for_training),
+        functools.partial(Generate, study, runtime, params, candidates=candidates),
         pool,
         is_async=True,
-        only_needed=for_training,
+        only_needed=only_needed,
     )
     return [read, build, generate]
 
@@ -151,37 +155,6 @@ def _open_parquet(artifact_url: str, file: str) -> ParquetFile:
     """Opened once in a process, which may run many tasks. The fingerprint in the URL decides what the file holds."""
     fs, path = open_url(f"{artifact_url}/{file}", "runtime.storage")
     return open_parquet(fs.open(path))
-
-
-class EncodeTeacher:
-    """The cached teacher: adds the frozen model's hidden states at the kept responses, once for each sample."""
-
-    def __init__(self, model: ModelSection, alignment: Literal["shifted", "official"], pool: PoolSection) -> None:
-        from pos2distill.sampling.teacher_encoder import TeacherEncoder
-
-        self.dtype = model.dtype
-        self.encode = TeacherEncoder(model, alignment=alignment, threads=pool.threads, device=pool.device)
-
-    def __call__(self, batch: pa.Table) -> pa.Table:
-        """Add the columns `hidden` and `hidden_dtype`."""
-        from pos2distill.models.hidden_states import hidden_to_bytes
-
-        # Only kept responses are trained on, and hidden states are the largest part of a sample.
-        kept_rows = np.flatnonzero(np.asarray(batch["outcome"]) == "kept")
-        hidden: list[bytes | None] = [None] * len(batch)
-        if len(kept_rows):
-            prompts = [batch["prompt_ids"][int(row)].values.to_numpy() for row in kept_rows]
-            responses = [batch["response_ids"][int(row)].values.to_numpy() for row in kept_rows]
-            for row, hidden_TH in zip(kept_rows, self.encode(prompts, responses), strict=True):
-                hidden[row] = hidden_to_bytes(hidden_TH)
-        columns = {
-            "hidden": hidden,
-            "hidden_dtype": [self.dtype] * len(batch),
-        }
-        for name, values in columns.items():
-            field = SAMPLE_SCHEMA.field(name)
-            batch = batch.append_column(field, pa.array(values, field.type))
-        return batch
 
 
 def store_samples(batch: pa.Table, artifact: Artifact, counter: SampleCounter, return_samples: bool) -> pa.Table:

@@ -30,8 +30,8 @@ from pos2distill.records import (
 from pos2distill.tasks.permutations import Placement, sampled_slots, teacher_slots
 from pos2distill.tasks.prompts import MessageBuilder, PromptBuilder, PromptTooLong
 
-# Identifies a prompt of an evaluation: number of documents, example id and placement, as in `PROMPT_SCHEMA`.
-PromptKey = tuple[int, str, int]
+# Identifies a prompt of an evaluation: number of documents, example id, placement and order, as in `PROMPT_SCHEMA`.
+PromptKey = tuple[int, str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,7 @@ class PromptSpec:
     follow from the method.
     slot_of_rank: where documents are reordered, the slot that the document of each rank is shown at. A placement then
     holds the gold documents' ranks.
-    orders: of the distractors, that every placement is shown with: the data set's, then random ones
-    (`order_of_prompt`).
+    orders: of the distractors, that every placement is shown with: the data set's, then random ones.
     """
 
     documents: int | Literal["gold"]
@@ -70,21 +69,25 @@ def build_prompts(
     study: Study,
     specs: Sequence[PromptSpec],
     max_new_tokens: int,
-    for_training: bool,
+    *,
+    record_too_long: bool = False,
+    with_examples: bool = False,
     answered: frozenset[PromptKey] = frozenset(),
     model_version: str | None = None,
 ) -> pa.Table:
     """Build one prompt for each example, number of documents and placement; for samples, one for each sample.
 
-    Prompts of one length are neighbours, so that batches need little padding. A prompt that is too long is recorded
-    with its error where samples are made, and is an error where a model is evaluated.
+    Prompts of one length are neighbours, so that batches need little padding.
 
     Args:
         batch: as `read_examples` returns it.
+        record_too_long: a prompt that does not fit the context becomes a row with its error instead of a prompt.
+            Otherwise it is an error, as where a model is evaluated.
+        with_examples: each row has its whole example, for those that build further prompts of it; examples are long.
         answered: prompts to leave out. model_version: as of `prompt_builder`.
     Returns: a table of `PROMPT_SCHEMA`.
     Raises:
-        UserError: for a prompt that does not fit the context, unless `for_training`.
+        UserError: for a prompt that does not fit the context, unless `record_too_long`.
     """
     builder = prompt_builder(study, max_new_tokens, model_version)
     records = batch.select(EXAMPLE_SCHEMA.names).to_pylist()
@@ -97,11 +100,11 @@ def build_prompts(
             example = example_from_row(record)
             documents = spec.documents_of(example)
             sample_id, placements = _placements(example, spec, study, sample_number)
-            for number, (placement, order) in enumerate(itertools.product(placements, range(spec.orders))):
-                if (documents, example.example_id, number) in answered:
+            for (number, placement), order in itertools.product(enumerate(placements), range(spec.orders)):
+                if (documents, example.example_id, number, order) in answered:
                     continue
                 prompt = _build_prompt(builder, example, spec, placement, order)
-                if prompt["error"] is not None and not for_training:
+                if prompt["error"] is not None and not record_too_long:
                     raise UserError(f"example {example.example_id}: {prompt['error']}")
                 # From the example and its prompt, so that a sample does not depend on how examples are batched.
                 seed = derive_seed(study.seed, "sample", example.example_id, documents, *placement.slots)
@@ -112,12 +115,12 @@ def build_prompts(
                         "answers": example.answers,
                         "documents": documents,
                         "placement": number,
+                        "order": order,
                         "group": placement.group,
                         "slots": placement.slots,
                         **prompt,
                         "seed": seed,
-                        # The trainer builds further prompts of the example; evaluation does not, and examples are long.
-                        "example": record if for_training else None,
+                        "example": record if with_examples else None,
                     }
                 )
     return pa.Table.from_pylist(rows, schema=PROMPT_SCHEMA)
@@ -157,7 +160,7 @@ def _build_prompt(
 def show_teacher_prompts(answers: pa.Table, study: Study) -> pa.Table:
     """Replace the prompts that were answered by those that the teacher gets of their examples."""
     # Nothing is reserved, because the responses exist.
-    builder = _token_builder(study, 0)
+    builder = _token_builder(study, 0, files_version(study.model))
     prompts: list[Tokens | Sequence[int]] = []
     for record, outcome in zip(answers["example"].to_pylist(), answers["outcome"].to_pylist(), strict=True):
         if outcome == "failed":  # perhaps because its prompt is too long
@@ -180,26 +183,22 @@ def prompt_builder(
     """
     if study.model.is_served_name:
         return MessageBuilder(study.data.wording, max_length=study.model.max_length, reserve=max_new_tokens)
-    return _token_builder(study, max_new_tokens, model_version)
-
-
-def _token_builder(study: Study, max_new_tokens: int, model_version: str | None = None) -> PromptBuilder:
-    """The builder of the model's files as they are now: in a notebook, they may have changed since the last call."""
-    return _create_token_builder(study, max_new_tokens, model_version or files_version(study.model))
+    # The files as they are now: in a notebook, they may have changed since the last call.
+    return _token_builder(study, max_new_tokens, model_version or files_version(study.model))
 
 
 @functools.lru_cache(maxsize=2)
-def _create_token_builder(study: Study, max_new_tokens: int, _version: str) -> PromptBuilder:
-    """Created once in a process, which may run many tasks.
+def _token_builder(study: Study, max_new_tokens: int, _version: str) -> PromptBuilder:
+    """Loaded once in a process, which may run many tasks, for each version of the model's files.
 
     In a thread: Ray 2.60 cancels a task by interrupting the main thread. In the middle of importing torch, that would
     leave a process which can never import it and which Ray gives further tasks.
     """
+
+    def load() -> PromptBuilder:
+        from pos2distill.models.prompts import load_prompt_builder
+
+        return load_prompt_builder(study, reserve=max_new_tokens)
+
     with ThreadPoolExecutor(1, "prompts") as thread:
-        return thread.submit(_load_token_builder, study, max_new_tokens).result()
-
-
-def _load_token_builder(study: Study, max_new_tokens: int) -> PromptBuilder:
-    from pos2distill.models.prompts import load_prompt_builder
-
-    return load_prompt_builder(study, reserve=max_new_tokens)
+        return thread.submit(load).result()

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from pos2distill.config import Runtime, Study
+from pos2distill.sampling.blocks import batches_of
 from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.generate import Generate, require_answers
 from pos2distill.sampling.operators import read_examples
@@ -26,10 +27,9 @@ class ScaledAccuracy:
         """
         tokens = study.evaluation.max_new_tokens
         index = pa.table({"index": np.arange(count)})
-        prompts = build_prompts(read_examples(index, examples, file), study, [spec], tokens, for_training=False)
-        size = runtime.samplers.batch_size
-        self.batches = [prompts.slice(start, size) for start in range(0, len(prompts), size)]
-        self.generate = Generate(study, runtime, SamplingParams(0.0, 1.0, tokens, stop_ids=()), for_training=False)
+        prompts = build_prompts(read_examples(index, examples, file), study, [spec], tokens)
+        self.batches = batches_of(prompts, runtime.samplers.batch_size)
+        self.generate = Generate(study, runtime, SamplingParams(0.0, 1.0, tokens, stop_ids=()))
 
     async def __call__(self, scales: tuple[float, ...]) -> list[float]:
         """The accuracy at each placement.

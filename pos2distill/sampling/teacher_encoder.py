@@ -5,17 +5,19 @@ take 8 KB a token; bfloat16 logits over 128,000 words would take 256 KB.
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
+import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
 from pos2distill.config import ModelSection
+from pos2distill.config.method import Alignment
 from pos2distill.errors import UserError
-from pos2distill.models.hidden_states import response_hidden_states
+from pos2distill.models.hidden_states import hidden_to_bytes, response_hidden_states
 from pos2distill.models.load import load_model
 from pos2distill.models.packing import collate
-from pos2distill.records import Tokens
+from pos2distill.records import SAMPLE_SCHEMA, Tokens
 
 
 class TeacherEncoder:
@@ -30,16 +32,42 @@ class TeacherEncoder:
         self,
         model: ModelSection,
         *,
-        alignment: Literal["shifted", "official"] = "shifted",
-        threads: int = 1,
-        device: str = "cpu",
+        alignment: Alignment,
+        threads: int,
+        device: str,
     ) -> None:
         torch.set_num_threads(threads)
+        self.dtype = model.dtype
         self.alignment = alignment
         self.device = device
         self.model = load_model(model, device=device, packed=True)
 
-    def __call__(self, prompts: Sequence[Tokens], responses: Sequence[Tokens]) -> list[Tensor]:
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        """Add the columns `hidden` and `hidden_dtype` to answers: the states at the responses that are kept.
+
+        Args:
+            batch: of `ANSWER_SCHEMA`.
+        Raises:
+            UserError: if one row alone needs too much memory.
+        """
+        # Only kept responses are trained on, and hidden states are the largest part of a sample.
+        kept_rows = np.flatnonzero(np.asarray(batch["outcome"]) == "kept")
+        hidden: list[bytes | None] = [None] * len(batch)
+        if len(kept_rows):
+            prompts = [batch["prompt_ids"][int(row)].values.to_numpy() for row in kept_rows]
+            responses = [batch["response_ids"][int(row)].values.to_numpy() for row in kept_rows]
+            for row, hidden_TH in zip(kept_rows, self.encode(prompts, responses), strict=True):
+                hidden[row] = hidden_to_bytes(hidden_TH)
+        columns = {
+            "hidden": hidden,
+            "hidden_dtype": [self.dtype] * len(batch),
+        }
+        for name, values in columns.items():
+            field = SAMPLE_SCHEMA.field(name)
+            batch = batch.append_column(field, pa.array(values, field.type))
+        return batch
+
+    def encode(self, prompts: Sequence[Tokens], responses: Sequence[Tokens]) -> list[Tensor]:
         """A (T, H) tensor for each response of T tokens, in the model's dtype, on the CPU.
 
         Rows that together need too much memory are computed in halves.
@@ -48,7 +76,7 @@ class TeacherEncoder:
             UserError: if one row alone needs too much.
         """
         try:
-            return self._encode(prompts, responses)
+            return self._forward(prompts, responses)
         except torch.OutOfMemoryError:
             if len(prompts) == 1:
                 raise UserError(
@@ -56,10 +84,10 @@ class TeacherEncoder:
                     f"give it a larger GPU, or one of its own (runtime.teachers.gpus), or lower data.documents"
                 ) from None
         half = len(prompts) // 2
-        return self(prompts[:half], responses[:half]) + self(prompts[half:], responses[half:])
+        return self.encode(prompts[:half], responses[:half]) + self.encode(prompts[half:], responses[half:])
 
     @torch.inference_mode()
-    def _encode(self, prompts: Sequence[Tokens], responses: Sequence[Tokens]) -> list[Tensor]:
+    def _forward(self, prompts: Sequence[Tokens], responses: Sequence[Tokens]) -> list[Tensor]:
         batch = collate(prompts, responses, alignment=self.alignment).to(self.device)
         hidden_TH = response_hidden_states(self.model, batch).cpu()
         return list(hidden_TH.split([len(response) for response in responses]))

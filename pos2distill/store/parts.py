@@ -13,7 +13,7 @@ from pos2distill.store.artifacts import Artifact
 from pos2distill.store.files import is_corrupt, read_table, write_table
 from pos2distill.urls import storage_errors
 
-_PROMPT_KEY = ("documents", "example_id", "placement")
+_PROMPT_KEY = ("documents", "example_id", "placement", "order")
 
 _logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class TableParts:
 
 
 def prediction_parts(artifact: Artifact) -> TableParts:
-    """The answers of an evaluation, each prompt once, sorted by prompt length, example and placement."""
+    """The answers of an evaluation, each prompt once, sorted by prompt length, example, placement and order."""
     return TableParts(artifact, PREDICTION_SCHEMA, _PROMPT_KEY)
 
 

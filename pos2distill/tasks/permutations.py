@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from pos2distill.config import Study
+from pos2distill.config.method import DistractorOrder
 from pos2distill.randomness import derive_generator
 from pos2distill.records import Document, Example, Slots
 
@@ -34,7 +35,7 @@ def arrange(
     documents: int,
     slots: Slots,
     *,
-    order: Literal["fixed", "reshuffled"] = "fixed",
+    order: DistractorOrder = "fixed",
     seed: int = 0,
     slot_of_rank: Slots = (),
 ) -> tuple[Document, ...]:
@@ -163,16 +164,6 @@ def index_to_slots(index: int, documents: int, hops: int) -> Slots:
         digits.append(digit)
     free = list(range(documents))
     return tuple(free.pop(digit) for digit in reversed(digits))
-
-
-def order_of_prompt(number: int, orders: int) -> int:
-    """The order of the distractors in a prompt; 0 is the data set's.
-
-    Args:
-        number: among the prompts of an evaluated example, which are numbered placement * orders + order.
-        orders: `evaluation.distractor_orders`.
-    """
-    return number % orders
 
 
 def evaluated_placements(

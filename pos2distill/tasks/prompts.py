@@ -5,13 +5,14 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pos2distill.config import Study, TemplateSection
 from pos2distill.config.data import PromptStyle
+from pos2distill.config.method import DistractorOrder
 from pos2distill.config.template import DOCUMENTS
 from pos2distill.errors import UserError
 from pos2distill.records import Document, Example, Slots, Tokens
@@ -206,7 +207,7 @@ class PromptBuilder:
         documents: int,
         slots: Slots,
         *,
-        order: Literal["fixed", "reshuffled"] = "fixed",
+        order: DistractorOrder = "fixed",
         seed: int = 0,
         slot_of_rank: Slots = (),
     ) -> Tokens:
@@ -311,7 +312,7 @@ class MessageBuilder:
         documents: int,
         slots: Slots,
         *,
-        order: Literal["fixed", "reshuffled"] = "fixed",
+        order: DistractorOrder = "fixed",
         seed: int = 0,
         slot_of_rank: Slots = (),
     ) -> Messages:

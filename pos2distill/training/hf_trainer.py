@@ -89,7 +89,7 @@ class PositionDistillTrainer(Trainer):
 
     Args:
         method: names the loss, the row weights and lambda.
-        teacher: the frozen initial model, of methods with a KL.
+        teacher: the base model, of methods with a KL.
         arguments: of `transformers.Trainer`. The data set holds features (see `Feature`).
     Raises:
         ValueError: for settings under which the loss would be another one.
@@ -112,7 +112,7 @@ class PositionDistillTrainer(Trainer):
                 "adaptive weights, views, the official alignment and a random teacher_slot are for the pipeline only"
             )
         if self.method.loss == "kl" and teacher is None:
-            raise ValueError(f"method '{self.method.name}' needs the frozen initial model as teacher")
+            raise ValueError(f"method '{self.method.name}' needs the base model as teacher")
         named.setdefault("data_collator", collate_examples)
         super().__init__(*arguments, **named)
         if self.args.gradient_accumulation_steps * self.args.world_size * max(1, self.args.n_gpu) != 1:
@@ -151,7 +151,7 @@ class PositionDistillTrainer(Trainer):
 
     @torch.no_grad()
     def _teacher_logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """(N, R, V): for each row those of the frozen model at the answered prompt of its example."""
+        """(N, R, V): for each row those of the base model at the answered prompt of its example."""
         assert self.teacher is not None
         anchors_E, example_N = inputs["anchor_rows"].unique(return_inverse=True)
         answered = {name: value[anchors_E] for name, value in inputs.items()}

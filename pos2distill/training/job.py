@@ -24,8 +24,8 @@ class TrainingJob:
     """One training run. Can be pickled to its workers.
 
     name: of the run, for trackers. logged_settings: all settings of the study, for trackers.
-    study: what defines the result; its model is the frozen one. runtime: where and how it runs.
-    initial: what the student is at the beginning: the study's model, or the checkpoint of an earlier round.
+    study: what defines the result; its model is the base model. runtime: where and how it runs.
+    student_start: what the student is at the beginning: the base model, or the checkpoint of an earlier round.
     storage: of the run, for trackers. examples, examples_file: the training examples, whose order numbers them.
     samples: the sample store. checkpoint: the artifact that is written.
     """
@@ -34,7 +34,7 @@ class TrainingJob:
     logged_settings: dict[str, Any]
     study: Study
     runtime: Runtime
-    initial: ModelSection
+    student_start: ModelSection
     storage: str
     examples: Artifact
     examples_file: str

@@ -28,7 +28,7 @@ from pos2distill.training.strategies.protocol import Strategy
 from pos2distill.training.teachers import HiddenStatesView, TeacherSource
 
 _CHUNK_TOKENS = 64
-"""Tokens whose logits of the frozen model exist at once while its own loss on the responses is computed."""
+"""Tokens whose logits of the base model exist at once while its own loss on the responses is computed."""
 
 
 class Action(IntEnum):
@@ -107,7 +107,7 @@ class Trainer:
         trainers: size of a micro-batch.
         build: builds the rows of a sample.
         strategy: the student, and how it is updated.
-        teacher: the frozen model; None if the method does not use it.
+        teacher: the base model; None if the method does not use it.
         dist: the group of ranks.
     """
 
@@ -266,7 +266,7 @@ class Trainer:
 
     @torch.no_grad()
     def _reference_loss(self, micro: MicroBatch) -> Tensor:
-        """The frozen model's own loss on each row's response at the advantageous slots, (B,); 0 if nothing needs it."""
+        """The base model's own loss on each row's response at the advantageous slots, (B,); 0 if nothing needs it."""
         if self.study.method.weights != "adaptive":
             # Zeros of the right size, since every rank takes part in the gather.
             return torch.zeros(len(micro.slot_B))

@@ -8,12 +8,12 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from pos2distill.config import Study
+from pos2distill.config.method import Alignment
 from pos2distill.losses.objectives import FILLER
 from pos2distill.models.packing import ResponseBatch, collate, count_own_tokens
 from pos2distill.training.batches import Batch
@@ -43,7 +43,7 @@ class MicroBatch:
         rows: B rows.
         batch: the same rows, packed.
         slot_B: (B,) int64, each row's `slot_id`.
-        teacher: what is known of the frozen model at the responses; None until training has added it.
+        teacher: what is known of the base model at the responses; None until training has added it.
     """
 
     rows: Sequence[Row]
@@ -96,12 +96,12 @@ class BatchPreparer:
 
     def _cut(self, rows: list[Row], epoch: int) -> list[MicroBatch]:
         """Equally many micro-batches on every rank, since ZeRO-3 requires every rank in every pass."""
-        tokens = tokens_in_part(rows)
+        added_tokens = tokens_in_part(rows)
         # The rank that needs most decides; the others cut their rows into smaller micro-batches.
-        parts = max(self.dist.all_gather_object(count_parts(tokens, len(rows), self.limit)))
+        parts = max(self.dist.all_gather_object(count_parts(added_tokens, len(rows), self.limit)))
         micro_batches = []
         start = 0
-        for size in split_rows(tokens, len(rows), parts):
+        for size in split_rows(added_tokens, len(rows), parts):
             part = rows[start : start + size]
             slot_B = torch.tensor([row.slot_id for row in part])
             micro_batches.append(MicroBatch(part, pack(part, self.study, epoch), slot_B))
@@ -154,7 +154,7 @@ class BatchesAhead:
 def pack(rows: Sequence[Row], study: Study, epoch: int) -> ResponseBatch:
     """Pack rows. Neighbouring rows of one example share the prefix that their prompts have in common."""
     # A cross-entropy is always that of the response's own tokens; `official` is a variant of the KL only.
-    alignment: Literal["shifted", "official"] = "shifted"
+    alignment: Alignment = "shifted"
     if study.method.loss == "kl":
         alignment = study.method.alignment
     batch = collate(

@@ -27,10 +27,10 @@ class Sample:
         prompt_ids: the prompt that the teacher gets: the one that was answered; on-policy the advantageous one; with
             `method.teacher_slot: random` that of another slot.
         response_ids: the answer.
-        hidden: the frozen model's hidden states at the response, as `hidden_to_bytes` encodes them.
+        hidden: the base model's hidden states at the response, as `hidden_to_bytes` encodes them.
         hidden_dtype: of `hidden`.
         top_ids: (S * K,), the K most likely tokens at each of the first S positions of the response.
-        top_logprobs: (S * K,), their log-probabilities by the frozen model.
+        top_logprobs: (S * K,), their log-probabilities by the base model.
     """
 
     example: Example
@@ -47,7 +47,7 @@ RowKey = tuple[Sample, Slots]
 """Identifies a training row: its sample, and the slots of its gold documents."""
 
 TokensInPart = Callable[[int, int], int]
-"""Of the first row of a part and of a row in it, the tokens that this row adds to the part."""
+"""(index of the first row of a part, index of a row in it) -> the tokens that this row adds to the part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,46 +200,50 @@ def rows_of_rank(keys: Sequence[RowKey], rank: int, world: int) -> list[tuple[Ro
     return rows + filler
 
 
-def count_parts(tokens: TokensInPart, rows: int, limit: int) -> int:
-    """How many consecutive parts the rows make if no part exceeds `limit` tokens; a longer row is a part by itself."""
-    return len(_fill(tokens, rows, limit, 1))
+def count_parts(added_tokens: TokensInPart, row_count: int, limit: int) -> int:
+    """How many consecutive parts the rows make if no part exceeds `limit` tokens; a longer row is a part by itself.
+
+    Args:
+        added_tokens: the tokens that a row adds to its part. row_count: how many rows there are.
+    """
+    return len(_fill(added_tokens, row_count, limit, 1))
 
 
-def split_rows(tokens: TokensInPart, rows: int, parts: int) -> list[int]:
+def split_rows(added_tokens: TokensInPart, row_count: int, parts: int) -> list[int]:
     """Divide rows into consecutive parts such that the largest has few tokens: as few as possible if none are shared.
 
     Args:
-        tokens: of each row. rows: their number.
+        added_tokens: the tokens that a row adds to its part. row_count: how many rows there are.
         parts: how many; at most as many as rows, and none is empty.
     Returns: the number of rows in each part.
     """
     # Binary search for the smallest limit that needs no more than `parts`. A higher limit needs no more parts, except
     # where rows share prefixes, in rare cases; then the limit that is found is not the smallest.
-    low, high = 1, sum(tokens(row, row) for row in range(rows))
+    low, high = 1, sum(added_tokens(row, row) for row in range(row_count))
     while low < high:
         middle = (low + high) // 2
-        if count_parts(tokens, rows, middle) <= parts:
+        if count_parts(added_tokens, row_count, middle) <= parts:
             high = middle
         else:
             low = middle + 1
-    return _fill(tokens, rows, low, parts)
+    return _fill(added_tokens, row_count, low, parts)
 
 
-def _fill(tokens: TokensInPart, rows: int, limit: int, parts: int) -> list[int]:
+def _fill(added_tokens: TokensInPart, row_count: int, limit: int, parts: int) -> list[int]:
     """Fill parts one after another up to `limit` tokens; start new parts earlier if fewer than `parts` would result.
 
     Returns: the number of rows in each part.
     """
     sizes = [0]
     first, filled = 0, 0
-    for row in range(rows):
+    for row in range(row_count):
         # With as few rows left as parts, each row must start a part, or a part would be empty.
-        is_full = filled + tokens(first, row) > limit or rows - row <= parts - len(sizes)
+        is_full = filled + added_tokens(first, row) > limit or row_count - row <= parts - len(sizes)
         if sizes[-1] > 0 and is_full:
             sizes.append(0)
             first, filled = row, 0
         sizes[-1] += 1
-        filled += tokens(first, row)
+        filled += added_tokens(first, row)
     return sizes
 
 

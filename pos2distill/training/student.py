@@ -1,7 +1,7 @@
 """The student: a language model whose forward returns row losses.
 
 The loss is computed inside forward because ZeRO-3 gathers a module's weights only while the engine's forward runs. For
-the same reason, the initial model's states of a student with adapters are computed there.
+the same reason, the base model's states of a student with adapters are computed there.
 
 Shapes: B rows, S tokens of the packed sequence, T response tokens of all rows, H hidden size, V vocabulary.
 """
@@ -37,7 +37,7 @@ class Student(nn.Module):
         self.transform = LogitTransform(lm.config)
         self.head = LossHead(lm.get_output_embeddings())
 
-    def forward(self, batch: ResponseBatch, teacher: TeacherView | None, *, initial: bool = False) -> Tensor:
+    def forward(self, batch: ResponseBatch, teacher: TeacherView | None, *, adapters: bool = True) -> Tensor:
         """Each row's loss in nats, mean over its response tokens: KL(teacher || student), or the cross-entropy.
 
         With a second view of the rows (RPSD, arXiv:2604.14339), plus `method.view_weight` times the mean over the
@@ -49,11 +49,11 @@ class Student(nn.Module):
         Args:
             batch: prompts and responses.
             teacher: the view at the batch's response tokens, in their order; None for a cross-entropy.
-            initial: return the initial model's hidden states (T, H) instead; for students with adapters.
+            adapters: False: return the hidden states (T, H) without the adapters instead, of a student that has some.
         Returns: (B,) float32.
         """
-        if initial:
-            return self._initial_states(batch)
+        if not adapters:
+            return self._states_without_adapters(batch)
         hidden_TH = response_hidden_states(self.lm, batch)
         if self.loss == "kl":
             assert teacher is not None
@@ -90,7 +90,7 @@ class Student(nn.Module):
         return total_B / fraction_B.clamp_min(torch.finfo(fraction_B.dtype).tiny)
 
     @torch.no_grad()
-    def _initial_states(self, batch: ResponseBatch) -> Tensor:
+    def _states_without_adapters(self, batch: ResponseBatch) -> Tensor:
         # Imported here: only students with adapters need peft.
         from pos2distill.models.lora import adapters_off
 
@@ -98,9 +98,9 @@ class Student(nn.Module):
             return response_hidden_states(self.lm, batch)
 
 
-def needs_frozen_copy(study: Study, initial: ModelSection) -> bool:
-    """Whether the frozen model is held next to the student. With adapters a student that begins as it contains it."""
-    contains_it = study.training.lora is not None and initial == study.model
+def needs_base_copy(study: Study, student_start: ModelSection) -> bool:
+    """Whether the base model is held next to the student. With adapters a student that begins as it contains it."""
+    contains_it = study.training.lora is not None and student_start == study.model
     return study.method.teacher == "resident" and not contains_it
 
 
@@ -159,7 +159,7 @@ def plain_weights(
 
     Args:
         weights: of the student, as `state_dict` names them.
-        dtypes: of the initial model's weights (`weight_dtypes`).
+        dtypes: of the base model's weights (`weight_dtypes`).
     Returns: the weights, and the relative error of the adapters' update by rounding (`merge`); 0 without adapters.
     """
     error = 0.0

@@ -1,7 +1,7 @@
-"""The frozen model during training: what is known of it at the rows' response positions, and the KL to it.
+"""The base model during training: what is known of it at the rows' response positions, and the KL to it.
 
-    cached     hidden states that sampling stored, with the initial lm_head: the whole distribution
-    resident   hidden states of a frozen model in memory, with the initial lm_head: the same
+    cached     hidden states that sampling stored, with the base model's lm_head: the whole distribution
+    resident   hidden states of the base model in memory, with the base model's lm_head: the same
     topk       log-probabilities of the K most likely tokens that sampling stored: a lower bound of the KL
 
 Shapes: T response positions of all rows of a micro-batch, concatenated; H hidden size; V vocabulary; K tokens of it.
@@ -9,7 +9,7 @@ Shapes: T response positions of all rows of a micro-batch, concatenated; H hidde
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from pos2distill.config import Study
+from pos2distill.config.method import Alignment
 from pos2distill.errors import UserError
 from pos2distill.losses.kl import forward_kl, topk_kl
 from pos2distill.models.head import FrozenHead
@@ -27,7 +28,7 @@ from pos2distill.training.rows import Row
 
 
 class TeacherView(Protocol):
-    """What is known of the frozen model at T response positions."""
+    """What is known of the base model at T response positions."""
 
     def to(self, device: torch.device) -> "TeacherView":
         """The same view on a device."""
@@ -45,7 +46,7 @@ TeacherSource = Callable[[Sequence[Row]], TeacherView]
 
 @dataclass(frozen=True, slots=True)
 class HiddenStatesView:
-    """The states that enter lm_head, and the initial lm_head: the distribution over the whole vocabulary."""
+    """The states that enter lm_head, and the base model's lm_head: the distribution over the whole vocabulary."""
 
     hidden_TH: Tensor
     head: FrozenHead
@@ -61,7 +62,7 @@ class HiddenStatesView:
         return forward_kl(self.head(self.hidden_TH), student_TV)
 
     def cross_entropy(self, target_T: Tensor) -> Tensor:
-        """The frozen model's own loss on the response tokens, (T,) float32, nats."""
+        """The base model's own loss on the response tokens, (T,) float32, nats."""
         teacher_TV = self.head(self.hidden_TH)
         return cross_entropy(teacher_TV, target_T.to(teacher_TV.device), reduction="none")
 
@@ -99,23 +100,23 @@ class CachedTeacher:
 
 
 class ResidentTeacher:
-    """The frozen model's hidden states, computed once for each response among the rows.
+    """The base model's hidden states, computed once for each response among the rows.
 
     Args:
-        head: the initial lm_head.
-        frozen: computes the initial model's hidden states for a batch.
+        head: the base model's lm_head.
+        base_states: computes the base model's hidden states for a batch.
         alignment: the student's.
     """
 
     def __init__(
         self,
         head: FrozenHead,
-        frozen: Callable[[ResponseBatch], Tensor],
+        base_states: Callable[[ResponseBatch], Tensor],
         *,
-        alignment: Literal["shifted", "official"] = "shifted",
+        alignment: Alignment = "shifted",
     ) -> None:
         self.head = head
-        self.frozen = frozen
+        self.base_states = base_states
         self.alignment = alignment
 
     def __call__(self, rows: Sequence[Row]) -> HiddenStatesView:
@@ -126,7 +127,7 @@ class ResidentTeacher:
         responses = [row.response_ids for row in row_of.values()]
         # On-policy, the answers to one example have one teacher prompt, which is computed once.
         groups = [row.group for row in row_of.values()]
-        hidden_TH = self.frozen(collate(prompts, responses, alignment=self.alignment, group_ids=groups))
+        hidden_TH = self.base_states(collate(prompts, responses, alignment=self.alignment, group_ids=groups))
         states = hidden_TH.split([len(response) for response in responses])
         states_of = dict(zip(row_of, states, strict=True))
         by_row = [states_of[_response_key(row)] for row in rows]
@@ -149,13 +150,13 @@ class TopKTeacher:
 
 
 def build_teacher(
-    study: Study, frozen: Callable[[ResponseBatch], Tensor], device: torch.device
+    study: Study, base_states: Callable[[ResponseBatch], Tensor], device: torch.device
 ) -> TeacherSource | None:
     """The teacher that `method.teacher` names; None if the method uses none.
 
     Args:
         study: model and method.
-        frozen: computes the initial model's hidden states for a batch; only a resident teacher calls it.
+        base_states: computes the base model's hidden states for a batch; only a resident teacher calls it.
         device: of the student.
     """
     method = study.method
@@ -163,10 +164,10 @@ def build_teacher(
         return None
     if method.teacher == "topk":
         return TopKTeacher(method.teacher_topk)
-    # The states that cached and resident teachers return become logits by the initial head, never the student's.
+    # The states that cached and resident teachers return become logits by the base model's head, never the student's.
     head = FrozenHead.from_checkpoint(study.model, torch_dtype(study.model.dtype)).to(device)
     if method.teacher == "resident":
-        return ResidentTeacher(head, frozen, alignment=method.alignment)
+        return ResidentTeacher(head, base_states, alignment=method.alignment)
     return CachedTeacher(head)
 
 

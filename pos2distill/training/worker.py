@@ -46,8 +46,8 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> TrainingOutcome:
     examples = job.examples.read_table(job.examples_file, ["example_id"])["example_id"].to_pylist()
     ids = pa.array(sample_ids(examples, study.method.responses_per_example), pa.string())
     with explain_memory_of_model(study, trainers):
-        strategy = build_strategy(study, trainers, session.device, job.initial)
-        teacher = build_teacher(study, strategy.frozen_states, session.device)
+        strategy = build_strategy(study, trainers, session.device, job.student_start)
+        teacher = build_teacher(study, strategy.base_states, session.device)
         progress = _resume(job, session, strategy, len(ids), scratch)
     log = None
     if session.dist.rank == 0:
@@ -111,7 +111,7 @@ def _save_model(job: TrainingJob, strategy: Strategy, scratch: Path, *, write: b
     Returns: warnings, on the rank that writes.
     """
     # The adapters of a later round fit the checkpoint of the round before, and not the study's model.
-    saves_adapter = job.study.training.lora is not None and job.initial == job.study.model
+    saves_adapter = job.study.training.lora is not None and job.student_start == job.study.model
     if saves_adapter:
         with _artifact_folder(job.checkpoint, ADAPTER_FOLDER, scratch, write=write) as folder:
             strategy.save_adapter(folder)

@@ -28,7 +28,7 @@ def make_batch() -> ResponseBatch:
 def one_step(study: Study, name: str, device: str) -> tuple[Tensor, float]:
     """Row losses, and the gradient's norm."""
     trainers = TrainersSection.model_validate({"strategy": name})
-    strategy = build_strategy(study, trainers, torch.device(device))
+    strategy = build_strategy(study, trainers, torch.device(device), study.model)
     loss_B = strategy.forward(make_batch(), None)
     strategy.backward(loss_B.mean(), last=True)
     return loss_B.detach().float().cpu(), strategy.step(1e-3)

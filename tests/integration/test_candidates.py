@@ -14,9 +14,9 @@ from pos2distill.config import Recipe
 from pos2distill.models.load import load_tokenizer
 from pos2distill.randomness import derive_seed
 from pos2distill.sampling.consensus import most_consistent
-from pos2distill.sampling.engines.hf import HfEngine
 from pos2distill.sampling.engines.protocol import Completion, SamplingParams
 from pos2distill.tasks.metrics import first_line
+from tests.support.engines import hf_engine
 from tests.support.results import counts_of, read_steps, sample_store, training_ids
 from tests.support.tiny import write_examples
 
@@ -38,7 +38,7 @@ def test_run_sample_stores_the_most_consistent_of_several_responses(make_recipe:
     index = store.index(ids)
     samples = store.load(index, np.flatnonzero(index.stored)).to_pylist()
     assert len(samples) == len({sample["example_id"] for sample in samples}) == counts["sampled"]
-    engine, tokenizer = HfEngine(recipe.study.model), load_tokenizer(recipe.study.model)
+    engine, tokenizer = hf_engine(recipe.study.model), load_tokenizer(recipe.study.model)
     params = SamplingParams(1.0, 1.0, 6, (4,))
     chosen = []
     for sample in samples:

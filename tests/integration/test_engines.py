@@ -24,11 +24,11 @@ from pos2distill.models.chat import stop_token_ids
 from pos2distill.models.load import load_model, load_tokenizer
 from pos2distill.records import Tokens, example_from_row
 from pos2distill.sampling import reaper
-from pos2distill.sampling.engines.hf import HfEngine
 from pos2distill.sampling.engines.protocol import Engine, Failure, SamplingParams
 from pos2distill.sampling.engines.vllm import VllmEngine
 from pos2distill.tasks.datasets import load_split
 from pos2distill.tasks.prompts import PromptBuilder
+from tests.support.engines import hf_engine
 from tests.support.paths import PROJECT
 from tests.support.results import artifact_of
 
@@ -77,7 +77,7 @@ def params_for(model: ModelSection, temperature: float = 0.0) -> SamplingParams:
 def test_vllm_greedy_tokens_agree_with_the_reference(vllm: OnOneLoop, toy: ModelSection, prompts: list[Tokens]) -> None:
     params, seeds = params_for(toy), [0] * len(prompts)
     ours = vllm(prompts, params, seeds)
-    reference = OnOneLoop(HfEngine(toy))
+    reference = OnOneLoop(hf_engine(toy))
     expected = [
         done
         for start in range(0, len(prompts), 50)

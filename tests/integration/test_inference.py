@@ -27,12 +27,12 @@ from pos2distill.models.chat import stop_token_ids
 from pos2distill.models.load import load_model, load_tokenizer
 from pos2distill.models.rope.curves import CONFIG_KEY
 from pos2distill.records import example_from_row
-from pos2distill.sampling.engines.hf import HfEngine
 from pos2distill.sampling.engines.protocol import Completion, SamplingParams
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.tasks.permutations import advantageous_slots
 from pos2distill.tasks.prompts import PromptBuilder
 from pos2distill.training.rows import RowBuilder, kept_samples
+from tests.support.engines import hf_engine
 from tests.support.results import sample_store, training_ids
 from tests.support.toy import LOCAL
 
@@ -381,7 +381,7 @@ def test_reorder_asks_with_the_documents_at_the_slots_of_their_ranks(make_recipe
     build = PromptBuilder(load_tokenizer(study.model), study.data.prompt, max_length=512, reserve=0)
     examples = [example_from_row(row) for row in plan.prepare.artifact.read_table("evaluation.parquet").to_pylist()]
     by_id = {example.example_id: example for example in examples}
-    engine = HfEngine(study.model)
+    engine = hf_engine(study.model)
     params = SamplingParams(
         0.0, 1.0, study.evaluation.max_new_tokens, tuple(stop_token_ids(study.model, build.tokenizer))
     )
@@ -416,7 +416,7 @@ def test_evaluate_answers_with_the_method_and_its_settings(
     prompts = [build(by_id[row["example_id"]], 4, tuple(row["slots"])) for row in rows]
     texts = {}
     for name, settings in {"own": inference, "default": {"method": inference["method"]}}.items():
-        engine = HfEngine(study.model, InferenceSection.model_validate(settings))
+        engine = hf_engine(study.model, InferenceSection.model_validate(settings))
         results = asyncio.run(engine.generate(prompts, params, [0] * len(prompts)))
         texts[name] = [result.token_ids.tolist() for result in results if isinstance(result, Completion)]
     assert [row["sampled_ids"] for row in rows] == texts["own"]

@@ -18,12 +18,12 @@ from pos2distill.errors import Stopped
 from pos2distill.losses.kl import forward_kl
 from pos2distill.models.load import load_model, load_tokenizer
 from pos2distill.records import Example, Tokens, example_from_row
-from pos2distill.sampling.engines.hf import HfEngine
 from pos2distill.sampling.engines.protocol import Completion, SamplingParams
 from pos2distill.store.checkpoint_layout import MODEL_FOLDER
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.permutations import teacher_slots, trivial_slots
 from pos2distill.tasks.prompts import PromptBuilder
+from tests.support.engines import hf_engine
 
 pytestmark = pytest.mark.xdist_group("compute")
 
@@ -76,7 +76,7 @@ def expected_responses(student: ModelSection, example: Example, recipe: Recipe) 
     """What a model answers at the advantageous slot and at the trivial ones: prompts and token ids."""
     study = recipe.study
     builder = PromptBuilder(load_tokenizer(study.model), study.data.prompt, max_length=512, reserve=0)
-    engine = HfEngine(student)
+    engine = hf_engine(student)
     answers = []
     for slots in (study.advantageous(1), *trivial_slots(study, example)):
         prompt = builder(example, study.data.documents, slots)

@@ -17,8 +17,8 @@ from transformers import LlamaConfig
 import pos2distill
 from pos2distill.config import ModelSection
 from pos2distill.config.load import recipe_names
-from pos2distill.sampling.engines.hf import HfEngine
 from pos2distill.sampling.engines.protocol import Completion, SamplingParams
+from tests.support.engines import hf_engine
 from tests.support.models import POSITIONAL, build_model, draw_tokens
 from tests.support.paths import PROJECT
 
@@ -193,7 +193,7 @@ def test_vllm_alone_has_the_scales_of_a_folder_once_the_package_is_installed(
     for name, scales in folders.items():
         model.config.pos2distill_rope_scales = scales
         model.save_pretrained(tmp_path / name)
-        engine = HfEngine(ModelSection(path=str(tmp_path / name), dtype="float32"))
+        engine = hf_engine(ModelSection(path=str(tmp_path / name), dtype="float32"))
         answers = asyncio.run(engine.generate(prompts, SamplingParams(0.0, 1.0, 8, stop_ids=(2,)), [0] * len(prompts)))
         expected[name] = [each.token_ids.tolist() for each in answers if isinstance(each, Completion)]
     assert expected["plain"] != expected["scaled"]

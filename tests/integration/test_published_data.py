@@ -20,11 +20,11 @@ from pos2distill.config import DataSection, ModelSection, Recipe, VllmSection
 from pos2distill.config.load import load_recipe
 from pos2distill.models.chat import stop_token_ids
 from pos2distill.models.load import load_tokenizer
-from pos2distill.sampling.engines.hf import HfEngine
 from pos2distill.sampling.engines.protocol import Completion, Engine, Failure, SamplingParams
 from pos2distill.sampling.engines.vllm import VllmEngine
 from pos2distill.tasks.datasets import load_split
 from pos2distill.tasks.prompts import PromptBuilder
+from tests.support.engines import hf_engine
 from tests.support.published import PUBLISHED, STAND_INS, DataSet, needs_published, read_lines
 from tests.support.results import artifact_of, counts_of
 from tests.support.tiny import CHAT_TEMPLATE, SPECIALS
@@ -184,4 +184,4 @@ def test_vllm_answers_published_prompts_as_the_reference(vllm: VllmEngine, reade
     answers = asyncio.run(answer(vllm))
     assert len(prompts) == 2 * EVALUATION * len(PUBLISHED)
     assert max(len(prompt) for prompt in prompts) > 4000
-    assert answers == asyncio.run(answer(HfEngine(model)))
+    assert answers == asyncio.run(answer(hf_engine(model)))

@@ -11,9 +11,9 @@ import pytest
 from transformers import LlamaConfig
 
 from pos2distill.config import ModelSection, VllmSection
-from pos2distill.sampling.engines.hf import HfEngine
 from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.engines.vllm import VllmEngine
+from tests.support.engines import hf_engine
 from tests.support.models import POSITIONAL, build_model, draw_tokens
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("compute")]
@@ -69,9 +69,9 @@ async def at_once(engine: Any, *calls: tuple[float, ...]) -> list[Answers]:
 def test_vllm_rotates_as_transformers_and_changes_scales_without_a_restart(
     model: ModelSection, loop: asyncio.AbstractEventLoop
 ) -> None:
-    reference = HfEngine(with_scales(model, SCALES))
+    reference = hf_engine(with_scales(model, SCALES))
     expected = {scales: answers(reference, loop, scales) for scales in (SCALES, OTHERS)}
-    plain = answers(HfEngine(model), loop)
+    plain = answers(hf_engine(model), loop)
     # Otherwise all that follows would hold for an engine that ignores scales.
     assert agreement(expected[SCALES], expected[OTHERS]) < 0.5
     assert agreement(expected[SCALES], plain) < 0.5

@@ -32,7 +32,6 @@ from pos2distill.hardware import cpu_is_faster_in_bfloat16
 from pos2distill.models.chat import end_of_turn_id, stop_token_ids
 from pos2distill.models.load import context_length, load_model, load_tokenizer
 from pos2distill.records import Tokens
-from pos2distill.sampling.engines.hf import HfEngine
 from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.engines.vllm import VllmEngine
 from pos2distill.training.distributed import DistContext
@@ -42,6 +41,7 @@ from pos2distill.training.rows import Row
 from pos2distill.training.strategies.torch import TorchStrategy
 from pos2distill.training.student import trainable
 from pos2distill.training.teachers import build_teacher
+from tests.support.engines import hf_engine
 from tests.support.samples import Source, answered_source
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("smollm2")]
@@ -151,8 +151,8 @@ class Recorder(TorchStrategy):
 def train_one_step(source: Source, study: Study) -> tuple[StepRecord, Recorder]:
     """One step of the product's loop on all rows of the source, in one pass."""
     trainers = TrainersSection(strategy="torch", micro_batch_tokens=100_000, threads=2)
-    strategy = Recorder(study, trainers, CPU)
-    teacher = build_teacher(study, strategy.frozen_states, CPU)
+    strategy = Recorder(study, trainers, CPU, study.model)
+    teacher = build_teacher(study, strategy.base_states, CPU)
     records: list[StepRecord] = []
     trainer = Trainer(study, trainers, source.build, strategy, teacher, DistContext())
     trainer.train(source.loader(), TrainingProgress.at_start(len(source.ids)), [records.append])
@@ -288,7 +288,7 @@ def test_vllm_and_hf_give_the_greedy_answers_of_the_checkpoint(source: Source, c
     for example in source.examples:
         prompts += [source.build.build_prompt(example, DOCUMENTS, (slot,)) for slot in range(DOCUMENTS)]
     params = SamplingParams(0.0, 1.0, 24, tuple(stop_token_ids(checkpoint, load_tokenizer(checkpoint))))
-    expected = greedy(HfEngine(checkpoint, threads=2), prompts, params)
+    expected = greedy(hf_engine(checkpoint, threads=2), prompts, params)
     engine = VllmEngine(checkpoint, VllmSection(enforce_eager=True), threads=2)
     try:
         found = greedy(engine, prompts, params)

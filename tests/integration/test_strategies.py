@@ -249,7 +249,7 @@ def test_zero3_exports_the_dtypes_of_the_initial_model(make_recipe: Callable[...
 def export_by_zero3(rank: int, recipe: Recipe, folder: str) -> None:
     with process_group(rank, 2, f"{folder}/rendezvous"):
         trainers = recipe.runtime.trainers.model_copy(update={"strategy": "zero3"})
-        build_strategy(recipe.study, trainers, torch.device("cpu")).save(Path(folder, "exported"))
+        build_strategy(recipe.study, trainers, torch.device("cpu"), recipe.study.model).save(Path(folder, "exported"))
 
 
 @pytest.mark.parametrize("family", ["mixtral", "deepseek_v3"])
@@ -283,7 +283,7 @@ def load_by_zero3(rank: int, recipe: Recipe, folder: str) -> None:
     integration._apply_weight_conversions_to_state_dict = recording
     with process_group(rank, 2, f"{folder}/rendezvous"):
         trainers = recipe.runtime.trainers.model_copy(update={"strategy": "zero3"})
-        lm = build_strategy(recipe.study, trainers, torch.device("cpu")).student.lm
+        lm = build_strategy(recipe.study, trainers, torch.device("cpu"), recipe.study.model).student.lm
         with deepspeed.zero.GatheredParameters(list(lm.parameters())):
             weights = {name: weight.detach().clone() for name, weight in lm.state_dict().items()}
         torch.save({"weights": weights, "merged on": devices}, f"{folder}/{rank}.pt")
@@ -321,13 +321,13 @@ def first_step(
     study = with_sections(recipe, training={"epochs": 1}).study
     update = {"strategy": strategy, "workers": dist.world, "micro_batch_tokens": micro_batch_tokens, "threads": 1}
     trainers = recipe.runtime.trainers.model_copy(update=update)
-    recorder: Any = GradientRecorder(build_strategy(study, trainers, torch.device("cpu")))
+    recorder: Any = GradientRecorder(build_strategy(study, trainers, torch.device("cpu"), study.model))
     if cast:
         for parameter in recorder.student.lm.parameters():
             parameter.data = parameter.data.bfloat16()
     loader = FirstBatch(study, samples.ids, SampleStore(samples.artifact), no_stream, dist)
     prompts = PromptBuilder(load_tokenizer(study.model), study.data.prompt, max_length=1024, reserve=0)
-    teacher = build_teacher(study, recorder.frozen_states, torch.device("cpu"))
+    teacher = build_teacher(study, recorder.base_states, torch.device("cpu"))
     records: list[StepRecord] = []
     progress = TrainingProgress.at_start(len(samples.ids))
     build = RowBuilder(prompts, study)
@@ -343,8 +343,8 @@ def first_step_of_zero3(recipe: Recipe, samples: Samples, dist: DistContext) -> 
 def model_buffers(recipe: Recipe, samples: Samples, dist: DistContext) -> list[dict[str, torch.Tensor]]:
     """The buffers of the student and of the resident teacher."""
     trainers = recipe.runtime.trainers.model_copy(update={"strategy": "zero3"})
-    strategy: Any = build_strategy(recipe.study, trainers, torch.device("cpu"))
-    return [dict(lm.named_buffers()) for lm in (strategy.student.lm, strategy.frozen.module.lm)]
+    strategy: Any = build_strategy(recipe.study, trainers, torch.device("cpu"), recipe.study.model)
+    return [dict(lm.named_buffers()) for lm in (strategy.student.lm, strategy.base.module.lm)]
 
 
 def run_jobs(rank: int, jobs: dict[str, Job], samples: Samples, folder: str) -> None:

@@ -79,7 +79,13 @@ def rank_of(rank: int, world: int, work: Callable[..., Any], jobs: Jobs, rendezv
         trainers = TrainersSection(strategy="zero3", workers=world, gradient_checkpointing=False)
         for recipe, folder in jobs.values():
             # Not kept: as long as a strategy lives, transformers shards every model that is made.
-            result = work(build_strategy(recipe.study, trainers, CPU), make_batches(recipe), folder, rank, world)
+            result = work(
+                build_strategy(recipe.study, trainers, CPU, recipe.study.model),
+                make_batches(recipe),
+                folder,
+                rank,
+                world,
+            )
             if rank == 0:
                 torch.save(result, folder / f"{work.__name__}-{world}.pt")
 
@@ -191,7 +197,9 @@ def test_load_state_of_adapters_at_another_number_of_ranks_and_in_one_process(
     resumed = on_ranks(3, resume, {"lora": (recipe, folder)})["lora"]
     assert_same_state(folder / "state", folder / "copy-3")
     assert resumed == pytest.approx(losses["uninterrupted"], rel=1e-3)
-    alone = build_strategy(recipe.study, TrainersSection(strategy="torch", gradient_checkpointing=False), CPU)
+    alone = build_strategy(
+        recipe.study, TrainersSection(strategy="torch", gradient_checkpointing=False), CPU, recipe.study.model
+    )
     alone.load_state(folder / "state")
     alone.save_adapter(tmp_path / "adapter")
     # Both read the same state, so that the adapters of two ranks must be these bit for bit.
@@ -217,7 +225,7 @@ def test_load_state_by_the_other_strategy(
     """In bf16 one strategy rounds weights and the other, under autocast, products: the same state, similar losses."""
     state = saved(case)
     trainers = TrainersSection(strategy="torch", gradient_checkpointing=False)
-    strategy = build_strategy(state.recipe.study, trainers, CPU)
+    strategy = build_strategy(state.recipe.study, trainers, CPU, state.recipe.study.model)
     strategy.load_state(state.folder / "state")
     strategy.save_state(tmp_path)
     assert_same_state(state.folder / "state", tmp_path)

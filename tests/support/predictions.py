@@ -48,6 +48,7 @@ def predictions(
                     "example_id": f"e{number}",
                     "documents": documents,
                     "placement": placement,
+                    "order": 0,
                     "group": "",
                     "slots": list(slots[placement]) if slots else [placement],
                     "sampled_ids": [1, 2],

@@ -75,7 +75,8 @@ def answered_source(study: Study) -> Source:
     texts = [example.answers[0] + "!" * (index % 3) for index, example in enumerate(examples)]
     end = end_of_turn_id(tokenizer)
     responses = [np.asarray([*tokenizer(text)["input_ids"], end], np.int32) for text in texts]
-    states = TeacherEncoder(study.model, alignment=study.method.alignment)(prompts, responses)
+    encoder = TeacherEncoder(study.model, alignment=study.method.alignment, threads=1, device="cpu")
+    states = encoder.encode(prompts, responses)
     rows = [
         dict.fromkeys(SAMPLE_SCHEMA.names)
         | {

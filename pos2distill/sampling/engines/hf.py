@@ -23,8 +23,6 @@ from pos2distill.sampling.engines.protocol import Completion, EngineDied, Failur
 # that is not of memory.
 _BATCH_ERRORS = (RuntimeError, IndexError)
 
-_PLAIN = InferenceSection()  # the model as it is
-
 # How many prompt tokens a model reads in the time of one step of generation, by device: an upper estimate, so that a
 # batch is divided only where that surely saves time. On GPUs a step of a small model waits for its launches.
 _STEP_TOKENS = {"cpu": 100, "cuda": 2000}
@@ -39,10 +37,10 @@ class HfEngine:
     def __init__(
         self,
         model: ModelSection,
-        inference: InferenceSection = _PLAIN,
+        inference: InferenceSection,
         *,
-        threads: int = 1,
-        device: str = "cpu",
+        threads: int,
+        device: str,
     ) -> None:
         torch.set_num_threads(threads)
         self.device = device

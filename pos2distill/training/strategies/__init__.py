@@ -9,20 +9,20 @@ from pos2distill.training.strategies.protocol import Strategy
 
 
 def build_strategy(
-    study: Study, trainers: TrainersSection, device: torch.device, initial: ModelSection | None = None
+    study: Study, trainers: TrainersSection, device: torch.device, student_start: ModelSection
 ) -> Strategy:
     """The strategy that `runtime.trainers.strategy` names. DeepSpeed is imported only for `zero3`.
 
     Args:
-        study: its model is the frozen one.
-        initial: what the student is at the beginning; default: the study's model.
+        study: its model is the base model.
+        student_start: what the student is at the beginning (`TrainingJob`).
     """
     if trainers.strategy == "zero3":
         from pos2distill.training.strategies.zero3 import Zero3Strategy
 
-        return Zero3Strategy(study, trainers, device, initial)
+        return Zero3Strategy(study, trainers, device, student_start)
     if trainers.strategy == "torch":
         from pos2distill.training.strategies.torch import TorchStrategy
 
-        return TorchStrategy(study, trainers, device, initial)
+        return TorchStrategy(study, trainers, device, student_start)
     assert_never(trainers.strategy)

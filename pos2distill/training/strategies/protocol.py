@@ -28,13 +28,13 @@ class Strategy(Protocol):
     def step(self, learning_rate: float) -> float:
         """Clip the gradient, update the weights, clear the gradient. Returns its norm before clipping."""
 
-    def frozen_states(self, batch: ResponseBatch) -> Tensor:
-        """The frozen model's hidden states (T, H): of a copy, or of the student without its adapters."""
+    def base_states(self, batch: ResponseBatch) -> Tensor:
+        """The base model's hidden states (T, H): of a copy, or of the student without its adapters."""
 
     def save(self, folder: Path) -> float:
         """Write the weights of a plain model in Hugging Face format. Called on every rank; rank 0 writes.
 
-        Each weight has the dtype that it has in the initial model as transformers loads it in `model.dtype`.
+        Each weight has the dtype that it has in the base model as transformers loads it in `model.dtype`.
 
         Returns: on rank 0 the relative error of the adapters' update by this rounding (`lora.merge`), else 0.
         """

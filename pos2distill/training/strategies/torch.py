@@ -11,7 +11,7 @@ from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import load_model, torch_dtype, weight_dtypes
 from pos2distill.models.packing import ResponseBatch
 from pos2distill.training.state import KINDS, StoredState, init_optimizer_state, write_state
-from pos2distill.training.student import Student, needs_frozen_copy, plain_weights, prepare_for_training, trainable
+from pos2distill.training.student import Student, needs_base_copy, plain_weights, prepare_for_training, trainable
 from pos2distill.training.teachers import TeacherView
 
 
@@ -19,9 +19,8 @@ class TorchStrategy:
     """One process, plain torch: the reference for `zero3`, and the strategy for one GPU or a laptop."""
 
     def __init__(
-        self, study: Study, trainers: TrainersSection, device: torch.device, initial: ModelSection | None = None
+        self, study: Study, trainers: TrainersSection, device: torch.device, student_start: ModelSection
     ) -> None:
-        initial = initial or study.model
         torch.set_num_threads(trainers.threads)
         self.study = study
         self.device = device
@@ -33,7 +32,7 @@ class TorchStrategy:
             weights = torch_dtype(study.model.dtype)
         if study.training.lora:
             computing = weights
-        lm = load_model(initial, dtype=weights, computing=computing, device=device, packed=True)
+        lm = load_model(student_start, dtype=weights, computing=computing, device=device, packed=True)
         prepare_for_training(lm, study, trainers)
         # Trained weights are fp32, adapters too: in bfloat16, Adam's small updates would be rounded away.
         for parameter in trainable(lm).values():
@@ -51,9 +50,9 @@ class TorchStrategy:
             weight_decay=settings.weight_decay,
             fused=True,
         )
-        self.frozen = None
-        if needs_frozen_copy(study, initial):
-            self.frozen = load_model(study.model, device=device, packed=True)
+        self.base = None
+        if needs_base_copy(study, student_start):
+            self.base = load_model(study.model, device=device, packed=True)
 
     def forward(self, batch: ResponseBatch, teacher: TeacherView | None) -> Tensor:
         if teacher is not None:
@@ -75,11 +74,11 @@ class TorchStrategy:
         return float(norm)
 
     @torch.no_grad()
-    def frozen_states(self, batch: ResponseBatch) -> Tensor:
+    def base_states(self, batch: ResponseBatch) -> Tensor:
         batch = batch.to(self.device)
-        if self.frozen is not None:
-            return response_hidden_states(self.frozen, batch)
-        states_TH: Tensor = self.student(batch, None, initial=True)
+        if self.base is not None:
+            return response_hidden_states(self.base, batch)
+        states_TH: Tensor = self.student(batch, None, adapters=False)
         return states_TH
 
     def save(self, folder: Path) -> float:

@@ -20,7 +20,7 @@ from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import load_model, non_persistent_buffers, torch_dtype, weight_dtypes
 from pos2distill.models.packing import ResponseBatch
 from pos2distill.training.state import KINDS, StoredState, init_optimizer_state, write_state
-from pos2distill.training.student import Student, needs_frozen_copy, plain_weights, prepare_for_training, trainable
+from pos2distill.training.student import Student, needs_base_copy, plain_weights, prepare_for_training, trainable
 from pos2distill.training.teachers import TeacherView
 
 
@@ -28,10 +28,9 @@ class Zero3Strategy:
     """Weights, gradients and optimizer state sharded over the ranks of the default process group."""
 
     def __init__(
-        self, study: Study, trainers: TrainersSection, device: torch.device, initial: ModelSection | None = None
+        self, study: Study, trainers: TrainersSection, device: torch.device, student_start: ModelSection
     ) -> None:
         deepspeed = _import_deepspeed(device)
-        initial = initial or study.model
         torch.set_num_threads(trainers.threads)
         self.study = study
         self.device = device
@@ -40,10 +39,10 @@ class Zero3Strategy:
         config = _deepspeed_config(study, device)
         # Before HfDeepSpeedConfig, as both loaders: they build models without weights, which DeepSpeed would change.
         self.dtypes = weight_dtypes(study.model)
-        load = _ShardedLoader(initial, torch_dtype(study.training.precision))
-        load_frozen = None
-        if needs_frozen_copy(study, initial):
-            load_frozen = _ShardedLoader(study.model, torch_dtype(study.model.dtype))
+        load = _ShardedLoader(student_start, torch_dtype(study.training.precision))
+        load_base = None
+        if needs_base_copy(study, student_start):
+            load_base = _ShardedLoader(study.model, torch_dtype(study.model.dtype))
         # While this object exists, transformers shards weights as it loads them (transformers 5.19).
         self._hf_config = HfDeepSpeedConfig(config)
         lm = load(device)
@@ -52,12 +51,12 @@ class Zero3Strategy:
         trained = list(trainable(lm).values())
         self.engine: Any
         self.engine, *_ = deepspeed.initialize(model=self.student, model_parameters=trained, config=config)
-        self.frozen: Any = None
-        if load_frozen is not None:
-            frozen_lm = load_frozen(device).requires_grad_(False)
+        self.base: Any = None
+        if load_base is not None:
+            base_lm = load_base(device).requires_grad_(False)
             # Without an optimizer, DeepSpeed only shards the weights and gathers them for each forward.
             without_optimizer = {key: value for key, value in config.items() if key != "optimizer"}
-            self.frozen, *_ = deepspeed.initialize(model=_HiddenStatesModule(frozen_lm), config=without_optimizer)
+            self.base, *_ = deepspeed.initialize(model=_HiddenStatesModule(base_lm), config=without_optimizer)
 
     def forward(self, batch: ResponseBatch, teacher: TeacherView | None) -> Tensor:
         if teacher is not None:
@@ -77,13 +76,13 @@ class Zero3Strategy:
         return float(self.engine.get_global_grad_norm())
 
     @torch.no_grad()
-    def frozen_states(self, batch: ResponseBatch) -> Tensor:
+    def base_states(self, batch: ResponseBatch) -> Tensor:
         batch = batch.to(self.device)
-        if self.frozen is not None:
-            frozen_TH: Tensor = self.frozen(batch)
-            return frozen_TH
-        initial_TH: Tensor = self.engine(batch, None, initial=True)
-        return initial_TH
+        if self.base is not None:
+            base_TH: Tensor = self.base(batch)
+            return base_TH
+        own_TH: Tensor = self.engine(batch, None, adapters=False)
+        return own_TH
 
     def save(self, folder: Path) -> float:
         # DeepSpeed 0.19.8, `DeepSpeedEngine`: gathers layer by layer with every rank's help; None except on rank 0.
@@ -221,7 +220,7 @@ def _experts_on_one_rank() -> Iterator[None]:
 
 
 class _HiddenStatesModule(torch.nn.Module):
-    """The frozen model as a module whose forward returns hidden states: DeepSpeed gathers weights only in a forward."""
+    """The base model as a module whose forward returns hidden states: DeepSpeed gathers weights only in a forward."""
 
     def __init__(self, lm: torch.nn.Module) -> None:
         super().__init__()

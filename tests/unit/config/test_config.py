@@ -161,7 +161,7 @@ def test_metric_must_fit_the_prompt(load: Callable[..., Recipe]) -> None:
             "method.name=[r1]",
             "method.name: input should be 'r1', 'kl+align', 'kl', 'r1-on-policy', 'r2', 'seqkd' or 'sft', got",
         ),
-        ("method.rounds=2", "method.rounds: 2, but method 'r1' samples once, from the initial model"),
+        ("method.rounds=2", "method.rounds: 2, but method 'r1' samples once, from the base model"),
         (
             "method={name: r1-on-policy, teacher: topk}",
             "method.teacher: 'topk' stores what the sampler knows, which for method 'r1-on-policy' is the student",
@@ -193,7 +193,7 @@ def test_metric_must_fit_the_prompt(load: Callable[..., Recipe]) -> None:
         ),
         (
             "method={name: r2, weights: adaptive, teacher: topk}",
-            "method.weights: 'adaptive' needs the frozen model's loss on the whole response, and the sampler knows",
+            "method.weights: 'adaptive' needs the base model's loss on the whole response, and the sampler knows",
         ),
         ("method={name: r2, weights: paper}", "method.weights: 'paper' is not supported by method 'r2'"),
         (

@@ -28,12 +28,13 @@ def study(**evaluation: Any) -> Study:
     )
 
 
-def prediction(placement: int, slot: int, text: str, documents: int = 3) -> dict[str, Any]:
+def prediction(placement: int, slot: int, text: str, documents: int = 3, order: int = 0) -> dict[str, Any]:
     values = dict.fromkeys(PREDICTION_SCHEMA.names)
     return values | {
         "example_id": "e",
         "documents": documents,
         "placement": placement,
+        "order": order,
         "group": "",
         "slots": [slot],
         "text": text,
@@ -59,8 +60,7 @@ def test_summarise_analysis_attributes_wrong_answers_at_the_length_of_training()
 
 @pytest.mark.parametrize("order", [0, 1, 2])
 def test_summarise_analysis_knows_the_order_of_the_distractors(order: int) -> None:
-    """Prompts are numbered placement * orders + order."""
-    table = predictions(prediction(3 + order, 2, "It is 51."))
+    table = predictions(prediction(1, 2, "It is 51.", order=order))
     summary = summarise_analysis(study(distractor_orders=3), PASSES_SCHEMA.empty_table(), table, {"e": EXAMPLE})
     shown = arrange(EXAMPLE, 3, (2,), order="reshuffled" if order else "fixed", seed=order)
     expected = [0, 0, 0]

@@ -48,10 +48,12 @@ def test_encode_questions_of_other_questions_than_those_answered_leaves_them_out
     assert [question["id"] for question in data["tasks"][0]["questions"]] == ["e0"]
 
 
-def test_encode_questions_shows_the_first_of_several_orders() -> None:
+def test_encode_questions_shows_the_data_sets_order_of_several() -> None:
     """Two slots, each in two orders of the distractors."""
-    table = predictions(3, [[1, 0, 0, 1]], slots=[[0], [0], [2], [2]])
-    prompts = EvaluatedPrompts("3 documents", 3, [table], orders=2)
+    first, second = predictions(3, [[1, 0]], slots=[[0], [2]]), predictions(3, [[0, 1]], slots=[[0], [2]])
+    orders = pa.array([1, 1], pa.int32())
+    second = second.set_column(second.column_names.index("order"), second.schema.field("order"), orders)
+    prompts = EvaluatedPrompts("3 documents", 3, [pa.concat_tables([second, first])])
     two_orders = EvaluatedTask("sub_em", "plain", examples_to_table(make_examples(1, 3)), {}, [prompts])
     (view,) = decode_questions(encode_questions([two_orders]))["tasks"][0]["views"]
     assert [position["label"] for position in view["positions"]] == ["1", "3"]

@@ -32,6 +32,7 @@ def predictions(rows: list[tuple[str, int, int]], documents: int = 5) -> pa.Tabl
         {
             "example_id": [row[0] for row in rows],
             "placement": pa.array([row[1] for row in rows], pa.int32()),
+            "order": pa.array([0] * len(rows), pa.int32()),
             "slots": pa.array([[row[1]] for row in rows], pa.list_(pa.int32())),
             "group": [""] * len(rows),
             "correct": [bool(row[2]) for row in rows],
@@ -155,6 +156,7 @@ def test_to_curve_groups_of_pairs_by_hand() -> None:
             "example_id": example,
             "documents": 5,
             "placement": number,
+            "order": 0,
             "group": group,
             "slots": pair if example == "two" else triple,
             "correct": right,
@@ -183,23 +185,25 @@ def test_format_slots(slots: int | tuple[int, ...], shown: str) -> None:
 
 
 def test_to_grid_averages_over_orders() -> None:
-    """Two slots in two orders each: columns 0 and 1 are the first slot's."""
-    rights = {"a": (1, 0, 1, 1), "b": (0, 0, 1, 0)}
-    rows = [
-        (example, 2 * slot + order, rights[example][2 * slot + order])
-        for example in rights
-        for slot in (0, 1)
-        for order in (0, 1)
-    ]
-    table = predictions(rows)
-    slots = pa.array([[row[1] // 2 * 4] for row in rows], pa.list_(pa.int32()))
-    grid = to_grid(table.set_column(table.column_names.index("slots"), "slots", slots), 5)
+    """Two slots, each in two orders."""
+    first = predictions([("a", 0, 1), ("a", 4, 1), ("b", 0, 0), ("b", 4, 1)])
+    second = predictions([("b", 4, 0), ("b", 0, 0), ("a", 4, 1), ("a", 0, 0)])
+    orders = pa.array([1] * 4, pa.int32())
+    second = second.set_column(second.column_names.index("order"), "order", orders)
+    grid = to_grid(pa.concat_tables([first, second]), 5)
     assert (grid.slots, grid.orders) == (((0,), (4,)), 2)
     assert grid.correct_ES.tolist() == [[0.5, 1.0], [0.0, 0.5]]
     curve = to_curve(grid, bootstrap_samples=100, seed=0)
     # At the first slot `a` depends on the order, at the second `b`.
     assert curve.broken_by_order == (0.5, 0.5)
     assert curve.accuracy_by_slot == (0.25, 0.75)
+
+
+def test_to_grid_refuses_an_order_without_a_prediction() -> None:
+    table = predictions([*ROWS, ROWS[0]])
+    orders = pa.array([0] * len(ROWS) + [1], pa.int32())
+    with pytest.raises(ValueError, match="5 documents: expected each example once at each slot"):
+        to_grid(table.set_column(table.column_names.index("order"), "order", orders), 5)
 
 
 def test_broken_by_order_needs_several_orders() -> None:

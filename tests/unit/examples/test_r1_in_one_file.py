@@ -62,9 +62,9 @@ def source(make_recipe: Callable[..., Recipe], make_source: Callable[[Study], So
 
 def one_step_of_the_pipeline(source: Source, recipe: Recipe) -> tuple[StepRecord, Tensor]:
     trainers = recipe.runtime.trainers
-    strategy = RecordedGradient(source.study, trainers, torch.device("cpu"))
+    strategy = RecordedGradient(source.study, trainers, torch.device("cpu"), source.study.model)
     move(strategy.student.lm)
-    teacher = build_teacher(source.study, strategy.frozen_states, torch.device("cpu"))
+    teacher = build_teacher(source.study, strategy.base_states, torch.device("cpu"))
     trainer = Trainer(source.study, trainers, source.build, strategy, teacher, DistContext())
     records: list[StepRecord] = []
     trainer.train(source.loader(), TrainingProgress.at_start(len(source.ids)), [records.append])

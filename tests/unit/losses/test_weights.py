@@ -17,7 +17,7 @@ SHARE = math.exp(0.15) / (math.exp(0.15) + math.exp(0.40))
 def test_position_weights_of_the_paper_by_hand() -> None:
     assert pytest.approx(0.4378235, abs=1e-7) == SHARE
     expected = [SHARE, SHARE / 2, 1 - SHARE, 0.0]
-    assert position_weights(KL, SLOT, anchor=0).tolist() == pytest.approx(expected, abs=1e-6)
+    assert position_weights(KL, SLOT, anchor=0, variant="paper").tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_position_weights_official_multiply_by_slots_over_rows() -> None:
@@ -31,7 +31,7 @@ def test_position_weights_uniform_are_one_over_the_trivial_rows() -> None:
 
 
 def test_position_weights_accept_any_slot_as_anchor() -> None:
-    weights = position_weights(KL, SLOT, anchor=3)
+    weights = position_weights(KL, SLOT, anchor=3, variant="paper")
     fraction = math.exp(0.4) / (math.exp(0.4) + math.exp(0.05))
     assert weights.tolist() == pytest.approx([0, 0, fraction, 1 - fraction], abs=1e-6)
 
@@ -57,7 +57,7 @@ rows = st.lists(st.tuples(st.one_of(st.just(0.0), st.floats(1e-6, 20)), st.integ
 def test_position_weights_equal_the_formula_in_plain_python(rows: list[tuple[float, int]]) -> None:
     kl, slot = map(list, zip(*rows, strict=True))
     kl = torch.tensor(kl).tolist()  # as float32
-    ours = position_weights(torch.tensor(kl), torch.tensor(slot), anchor=0)
+    ours = position_weights(torch.tensor(kl), torch.tensor(slot), anchor=0, variant="paper")
     assert ours.tolist() == pytest.approx(naive_weights(kl, slot, 0), rel=1e-4, abs=1e-6)
 
 
@@ -81,16 +81,16 @@ def test_position_weights_of_anchors_only_are_zero(variant: str) -> None:
 
 
 def test_position_weights_of_a_solved_slot_have_ratio_one() -> None:
-    assert position_weights(torch.zeros(2), torch.tensor([1, 2]), anchor=0).tolist() == [0.5, 0.5]
+    assert position_weights(torch.zeros(2), torch.tensor([1, 2]), anchor=0, variant="paper").tolist() == [0.5, 0.5]
 
 
 def test_position_weights_of_a_single_row_are_one() -> None:
     """Why weights are made of the global batch: on a micro-batch of one row the method is gone."""
-    assert position_weights(torch.tensor([0.7]), torch.tensor([5]), anchor=0).tolist() == [1.0]
+    assert position_weights(torch.tensor([0.7]), torch.tensor([5]), anchor=0, variant="paper").tolist() == [1.0]
 
 
 def test_position_weights_are_detached_and_float32() -> None:
-    weights = position_weights(KL.bfloat16().requires_grad_(), SLOT, anchor=0)
+    weights = position_weights(KL.bfloat16().requires_grad_(), SLOT, anchor=0, variant="paper")
     assert not weights.requires_grad
     assert weights.dtype == torch.float32
 
@@ -107,4 +107,4 @@ def test_position_weights_are_detached_and_float32() -> None:
 )
 def test_position_weights_name_invalid_input(kl: Tensor, slot: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        position_weights(kl, slot, anchor=0)
+        position_weights(kl, slot, anchor=0, variant="paper")

@@ -15,8 +15,8 @@ from pos2distill.models.attention import PACKED, packed_varlen, register_kernels
 from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import load_model
 from pos2distill.models.packing import collate
-from pos2distill.sampling.engines.hf import HfEngine
 from pos2distill.sampling.engines.protocol import SamplingParams
+from tests.support.engines import hf_engine
 
 
 def test_register_kernels_adds_every_packed_implementation_once() -> None:
@@ -67,7 +67,7 @@ def test_packed_rows_never_use_cudnn(tiny_model_path: str, cudnn_allowed: list[b
 
 
 def test_generation_by_transformers_never_uses_cudnn(tiny_model_path: str, cudnn_allowed: list[bool]) -> None:
-    engine = HfEngine(ModelSection(path=tiny_model_path, dtype="float32", engine="hf", attention="sdpa"))
+    engine = hf_engine(ModelSection(path=tiny_model_path, dtype="float32", engine="hf", attention="sdpa"))
     params = SamplingParams(0.0, 1.0, 3, (299,))
     asyncio.run(engine.generate([np.asarray([11, 12, 13], np.int32)], params, [0]))
     assert cudnn_allowed == [False] * 3 * engine.model.config.num_hidden_layers

@@ -46,7 +46,7 @@ def make_study(make_recipe: Callable[..., Recipe]) -> Callable[..., Study]:
 
 def moved_strategy(study: Study) -> TorchStrategy:
     """After a few steps, so that the adapters do something."""
-    strategy = TorchStrategy(study, TRAINERS, CPU)
+    strategy = TorchStrategy(study, TRAINERS, CPU, study.model)
     for number in range(4):
         strategy.backward(strategy.forward(make_batch(number), None).sum(), last=True)
         strategy.step(1e-2)
@@ -70,15 +70,15 @@ def all_logits(lm: Any, batch: ResponseBatch) -> Tensor:
 
 def run(source: Source) -> tuple[list[StepRecord], TorchStrategy]:
     records: list[StepRecord] = []
-    strategy = TorchStrategy(source.study, TRAINERS, CPU)
-    teacher = build_teacher(source.study, strategy.frozen_states, CPU)
+    strategy = TorchStrategy(source.study, TRAINERS, CPU, source.study.model)
+    teacher = build_teacher(source.study, strategy.base_states, CPU)
     progress = TrainingProgress.at_start(len(source.ids))
     trainer = Trainer(source.study, TRAINERS, source.build, strategy, teacher, DistContext())
     trainer.train(source.loader(), progress, [records.append])
     return records, strategy
 
 
-# --- the initial model
+# --- the base model
 
 
 @pytest.mark.parametrize(("dtype", "precision"), PRECISIONS)
@@ -92,27 +92,27 @@ def test_adapters_off_restores_the_initial_model_bit_for_bit(
         expected_TH = response_hidden_states(initial, batch)
         assert not torch.equal(response_hidden_states(strategy.student.lm, batch), expected_TH)
     before = trainable(strategy.student.lm)
-    assert torch.equal(strategy.frozen_states(batch), expected_TH)
+    assert torch.equal(strategy.base_states(batch), expected_TH)
     assert trainable(strategy.student.lm).keys() == before.keys()  # on again, and in training
     assert strategy.student.lm.training
 
 
 def test_add_adapters_leaves_the_model_unchanged(make_study: Callable[..., Study]) -> None:
     study = make_study()
-    strategy, batch = TorchStrategy(study, TRAINERS, CPU), make_batch(0)
+    strategy, batch = TorchStrategy(study, TRAINERS, CPU, study.model), make_batch(0)
     torch.testing.assert_close(
         all_logits(strategy.student.lm, batch), all_logits(load_model(study.model, packed=True), batch), rtol=0, atol=0
     )
 
 
-def test_frozen_states_with_adapters_need_no_second_model(
+def test_base_states_with_adapters_need_no_second_model(
     make_study: Callable[..., Study], make_source: Callable[[Study], Source]
 ) -> None:
     settings = {"data": {"train_examples": 4}, "training": {"epochs": 4, "learning_rate": 1e-2}}
     cached, resident = (
         run(make_source(make_study(method={"teacher": teacher}, **settings))) for teacher in ("cached", "resident")
     )
-    assert resident[1].frozen is None
+    assert resident[1].base is None
     losses = [record.loss for record in cached[0]]
     assert [record.loss for record in resident[0]] == pytest.approx(losses, rel=1e-3)
     assert max(losses) > 1.5 * min(losses)  # the student did move
@@ -148,7 +148,7 @@ def test_adapters_gradient_does_not_change_with_activation_checkpoints(make_stud
     study, gradients = make_study(method={"name": "seqkd"}), []
     for checkpointing in (False, True):
         trainers = TRAINERS.model_copy(update={"gradient_checkpointing": checkpointing})
-        strategy = TorchStrategy(study, trainers, CPU)
+        strategy = TorchStrategy(study, trainers, CPU, study.model)
         strategy.backward(strategy.forward(make_batch(0), None).sum(), last=True)
         parameters = trainable(strategy.student.lm).values()
         gradients.append(torch.cat([each.grad.flatten() for each in parameters if each.grad is not None]))
@@ -158,7 +158,12 @@ def test_adapters_gradient_does_not_change_with_activation_checkpoints(make_stud
 
 def test_add_adapters_draws_from_the_seed(make_study: Callable[..., Study]) -> None:
     one, same, other = (
-        torch.cat([value.flatten() for value in trainable(TorchStrategy(study, TRAINERS, CPU).student.lm).values()])
+        torch.cat(
+            [
+                value.flatten()
+                for value in trainable(TorchStrategy(study, TRAINERS, CPU, study.model).student.lm).values()
+            ]
+        )
         for study in (make_study(), make_study(), make_study(seed=1))
     )
     assert torch.equal(one, same)
@@ -175,7 +180,7 @@ def test_save_state_with_adapters_holds_only_them(make_study: Callable[..., Stud
 
 def test_add_adapters_to_targets_by_name(make_study: Callable[..., Study]) -> None:
     study = make_study(training={"lora": {"targets": ["q_proj", "up_proj"]}})
-    names = trainable(TorchStrategy(study, TRAINERS, CPU).student.lm)
+    names = trainable(TorchStrategy(study, TRAINERS, CPU, study.model).student.lm)
     assert {name.split(".")[4] for name in names} == {"q_proj", "up_proj"}
 
 
@@ -192,7 +197,7 @@ def test_add_adapters_refuses_a_target_that_is_not_a_linear_layer(
 ) -> None:
     study = make_study(training={"lora": {"targets": ["v_proj", target]}})
     with pytest.raises(UserError, match=rf"^training.lora.targets: {target}: not a linear layer of .+; {hint}"):
-        TorchStrategy(study, TRAINERS, CPU)
+        TorchStrategy(study, TRAINERS, CPU, study.model)
 
 
 def test_add_adapters_refuses_a_model_without_linear_layers() -> None:
@@ -288,7 +293,8 @@ def test_merge_of_new_adapters_has_no_error() -> None:
 def test_save_with_adapters_returns_the_error_of_a_small_update(
     make_study: Callable[..., Study], tmp_path: Path, dtype: str, is_rounded: bool
 ) -> None:
-    strategy = TorchStrategy(make_study(dtype, dtype, method={"name": "seqkd"}), TRAINERS, CPU)
+    study = make_study(dtype, dtype, method={"name": "seqkd"})
+    strategy = TorchStrategy(study, TRAINERS, CPU, study.model)
     for number in range(4):
         strategy.backward(strategy.forward(make_batch(number), None).sum(), last=True)
         strategy.step(3e-6)

@@ -28,6 +28,7 @@ def publish(artifact: Artifact, right: tuple[int, ...], **counts: int) -> None:
             "example_id": f"e{example}",
             "documents": 4,
             "placement": slot,
+            "order": 0,
             "group": "",
             "slots": [slot],
             "sampled_ids": [],
@@ -160,8 +161,8 @@ def test_baseline_that_cannot_be_compared(
     pq.write_table(predictions(9, [[1, 0]]), longer / "predictions.parquet")
     for url, message in [
         (missing, f"{missing}/predictions.parquet: no such file; expected the folder of an evaluation in a storage"),
-        (tmp_path / "text.parquet", f"{tmp_path}/text.parquet: no table of predictions"),
-        (tmp_path / "table.parquet", f"{tmp_path}/table.parquet: no table of predictions"),
+        (tmp_path / "text.parquet", f"{tmp_path}/text.parquet: no table of predictions of this version"),
+        (tmp_path / "table.parquet", f"{tmp_path}/table.parquet: no table of predictions of this version"),
         (
             longer,
             f"{longer}/predictions.parquet: holds no answers to prompts of 4 documents; expected another "

@@ -103,7 +103,7 @@ def test_progress_hints_at_what_is_waited_for(
     steps = [nothing, nothing, nothing, lambda: tracker.count_step(2, 1, 0.5), *[nothing] * 4]
     script = Scripted(monkeypatch, *steps)
     show(progress._of_tracker(tracker.spec, tracker.read, "look there"), script)
-    drawn = [line for line in re.split(r"[\r\n]", terminal.getvalue()) if "examples" in line and "; " in line]
+    drawn = [line for line in re.split(r"[\r\n]", terminal.getvalue()) if "samples" in line and "; " in line]
     hinted = ["look there" in line for line in drawn[:8]]
     assert hinted == [False, False, True, False, False, False, True, True]
 

@@ -19,6 +19,7 @@ from pos2distill.sampling.engines.fake import FakeEngine
 from pos2distill.sampling.engines.hf import HfEngine, SeededGumbel, group_by_length
 from pos2distill.sampling.engines.protocol import Completion, Engine, EngineDied, Failure, SamplingParams
 from pos2distill.sampling.engines.vllm import VllmEngine
+from tests.support.engines import hf_engine
 
 NEVER = (299,)  # a token that the model never generates after the prompts below
 
@@ -30,7 +31,7 @@ def model(tiny_model_path: str) -> ModelSection:
 
 @pytest.fixture(scope="module")
 def engine(model: ModelSection) -> HfEngine:
-    return HfEngine(model)
+    return hf_engine(model)
 
 
 @pytest.fixture(scope="module")

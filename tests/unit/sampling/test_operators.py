@@ -35,22 +35,28 @@ SPECS = [PromptSpec(4, {1: (Placement((0,)),)})]
 
 @pytest.fixture
 def make_batch(make_recipe: Callable[..., Recipe]) -> Callable[..., tuple[Recipe, pa.Table]]:
-    """`make_batch(for_training, limit, engine, **overrides)`: a recipe and prompts, of a model with that context."""
+    """`make_batch(limit, engine, record_too_long=…, **overrides)`: a recipe and prompts, of a model with that context.
+
+    Each prompt with its example.
+    """
 
     def make(
-        for_training: bool, limit: int = 512, engine: str = "fake", **overrides: object
+        limit: int = 512, engine: str = "fake", *, record_too_long: bool = True, **overrides: object
     ) -> tuple[Recipe, pa.Table]:
         recipe = make_recipe(model={"engine": engine, "max_length": limit}, **overrides)
         examples = list(load_split(recipe.study.data, documents=4, seed=0).train[:8])
         examples[3] = replace(examples[3], question=f"Please tell: {examples[3].question}")
-        return recipe, build_prompts(examples_to_table(examples), recipe.study, SPECS, 8, for_training)
+        table = examples_to_table(examples)
+        prompts = build_prompts(table, recipe.study, SPECS, 8, record_too_long=record_too_long, with_examples=True)
+        return recipe, prompts
 
     return make
 
 
-def answer(recipe: Recipe, batch: pa.Table, *, for_training: bool) -> list[dict[str, object]]:
-    params = SamplingParams(0.0, 1.0, 8, (4,), recipe.study.method.teacher_topk if for_training else 0)
-    table = asyncio.run(Generate(recipe.study, recipe.runtime, params, for_training)(batch))
+def answer(recipe: Recipe, batch: pa.Table, *, stored_top_k: int = 0) -> list[dict[str, object]]:
+    params = SamplingParams(0.0, 1.0, 8, (4,), stored_top_k)
+    generate = Generate(recipe.study, recipe.runtime, params, candidates=recipe.study.sampling.candidates)
+    table = asyncio.run(generate(batch))
     assert table.schema == ANSWER_SCHEMA
     return table.to_pylist()
 
@@ -62,9 +68,9 @@ def longest(batch: pa.Table) -> int:
 def test_generate_records_a_prompt_that_is_too_long(
     make_batch: Callable[..., tuple[Recipe, pa.Table]],
 ) -> None:
-    limit = longest(make_batch(True)[1]) + 7  # one token too few for the longest
-    recipe, batch = make_batch(True, limit)
-    rows = answer(recipe, batch, for_training=True)
+    limit = longest(make_batch()[1]) + 7  # one token too few for the longest
+    recipe, batch = make_batch(limit)
+    rows = answer(recipe, batch)
     failed = [row for row in rows if row["outcome"] == "failed"]
     assert [row["outcome"] == "failed" for row in rows] == [False] * 3 + [True] + [False] * 4
     for row in failed:
@@ -82,49 +88,50 @@ def test_build_prompts_in_several_orders_of_the_distractors(make_recipe: Callabl
     assert (one.prompts_per_example, three.prompts_per_example) == (2, 6)
     recipe, other_seed = make_recipe(), make_recipe(seed=5)
     examples = examples_to_table(load_split(recipe.study.data, documents=4, seed=0).train[:3])
-    plain = build_prompts(examples, recipe.study, [one], 8, False)
-    rows = build_prompts(examples, recipe.study, [three], 8, False)
-    assert rows["placement"].to_pylist() == [0, 1, 2, 3, 4, 5] * 3
+    plain = build_prompts(examples, recipe.study, [one], 8)
+    rows = build_prompts(examples, recipe.study, [three], 8)
+    assert rows["placement"].to_pylist() == [0, 0, 0, 1, 1, 1] * 3
+    assert rows["order"].to_pylist() == [0, 1, 2] * 6
     assert rows["slots"].to_pylist() == [[0]] * 3 + [[2]] * 3 + [[0]] * 3 + [[2]] * 3 + [[0]] * 3 + [[2]] * 3
     ids = rows["prompt_ids"].to_pylist()
     assert ids[::3] == plain["prompt_ids"].to_pylist()
     for first in range(0, 18, 3):
         assert sorted(ids[first]) == sorted(ids[first + 1]) == sorted(ids[first + 2])
     assert any(ids[first] != ids[first + 1] for first in range(0, 18, 3))
-    assert build_prompts(examples, other_seed.study, [three], 8, False)["prompt_ids"].to_pylist() == ids
+    assert build_prompts(examples, other_seed.study, [three], 8)["prompt_ids"].to_pylist() == ids
 
 
-def test_build_prompts_keeps_whole_examples_for_training(make_recipe: Callable[..., Recipe]) -> None:
+def test_build_prompts_with_whole_examples(make_recipe: Callable[..., Recipe]) -> None:
     recipe = make_recipe()
     examples = examples_to_table(load_split(recipe.study.data, documents=4, seed=0).train[:3])
-    trained, measured = (build_prompts(examples, recipe.study, SPECS, 8, training) for training in (True, False))
-    assert trained["example"].to_pylist() == examples.to_pylist()
-    assert measured["example"].to_pylist() == [None] * 3
+    with_examples = build_prompts(examples, recipe.study, SPECS, 8, with_examples=True)
+    assert with_examples["example"].to_pylist() == examples.to_pylist()
+    assert build_prompts(examples, recipe.study, SPECS, 8)["example"].to_pylist() == [None] * 3
 
 
 def test_build_prompts_names_the_sample_of_each_example(make_recipe: Callable[..., Recipe]) -> None:
     """None where a model is evaluated, since an example has several prompts then."""
     recipe = make_recipe()
     examples = examples_to_table(load_split(recipe.study.data, documents=4, seed=0).train[:3])
-    samples = build_prompts(examples, recipe.study, [PromptSpec(4, None)], 8, True)
+    samples = build_prompts(examples, recipe.study, [PromptSpec(4, None)], 8, record_too_long=True)
     assert samples["sample_id"].to_pylist() == samples["example_id"].to_pylist() == examples["example_id"].to_pylist()
-    evaluated = build_prompts(examples, recipe.study, SPECS, 8, False)
+    evaluated = build_prompts(examples, recipe.study, SPECS, 8)
     assert evaluated["sample_id"].null_count == len(evaluated)
 
 
 def test_build_prompts_refuses_a_long_prompt_in_evaluation(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
     with pytest.raises(UserError, match=r"^example fox-\d+: prompt of \d+ tokens .+ exceed the model's context of 20"):
-        make_batch(False, 20)
+        make_batch(20, record_too_long=False)
 
 
 def test_generate_takes_a_batch_without_a_prompt(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
-    rows = answer(*make_batch(True, 20, "hf"), for_training=True)
+    rows = answer(*make_batch(20, "hf"))
     assert {row["outcome"] for row in rows} == {"failed"}
 
 
 def test_generate_records_failures_of_the_engine(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
-    recipe, batch = make_batch(True, runtime={"fake": {"fail_every": 2}})
-    rows = answer(recipe, batch, for_training=True)
+    recipe, batch = make_batch(runtime={"fake": {"fail_every": 2}})
+    rows = answer(recipe, batch)
     wrong = [seed % 2 == 0 for seed in batch["seed"].to_pylist()]
     assert 0 < sum(wrong) < 8
     assert [row["outcome"] == "failed" for row in rows] == wrong
@@ -133,8 +140,8 @@ def test_generate_records_failures_of_the_engine(make_batch: Callable[..., tuple
 
 
 def test_require_answers_refuses_a_failure(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
-    recipe, batch = make_batch(False, runtime={"fake": {"fail_every": 2}})
-    rows = answer(recipe, batch, for_training=False)
+    recipe, batch = make_batch(runtime={"fake": {"fail_every": 2}})
+    rows = answer(recipe, batch)
     failed = [row["example_id"] for row in rows if row["outcome"] == "failed"]
     assert 0 < len(failed) < len(rows)
     answers = pa.Table.from_pylist(rows, schema=ANSWER_SCHEMA)
@@ -159,22 +166,23 @@ def test_build_prompts_leaves_out_answered_prompts(make_recipe: Callable[..., Re
     examples = examples_to_table(load_split(recipe.study.data, documents=4, seed=0).train[:2])
     first, second = examples["example_id"].to_pylist()
     specs = [PromptSpec(4, {1: (Placement((0,)), Placement((2,)))}, orders=2), PromptSpec("gold", SPECS[0].placements)]
-    answered = frozenset({(4, first, 1), (4, first, 2), (1, second, 0), (3, second, 1)})
-    prompts = build_prompts(examples, recipe.study, specs, 8, False, answered)
-    shown = [(row["documents"], row["example_id"], row["placement"]) for row in prompts.to_pylist()]
-    assert shown == [(4, first, 0), (4, first, 3), *[(4, second, number) for number in range(4)], (1, first, 0)]
+    answered = frozenset({(4, first, 0, 1), (4, first, 1, 0), (1, second, 0, 0), (3, second, 0, 1)})
+    prompts = build_prompts(examples, recipe.study, specs, 8, answered=answered)
+    shown = [(row["documents"], row["example_id"], row["placement"], row["order"]) for row in prompts.to_pylist()]
+    both = [(4, second, placement, order) for placement in (0, 1) for order in (0, 1)]
+    assert shown == [(4, first, 0, 0), (4, first, 1, 1), *both, (1, first, 0, 0)]
 
 
 def test_generate_raises_if_the_engine_died(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
-    recipe, batch = make_batch(True, runtime={"fake": {"die_at_call": 1}})
+    recipe, batch = make_batch(runtime={"fake": {"die_at_call": 1}})
     with pytest.raises(EngineDied, match="the fake engine ends at call 1"):
-        answer(recipe, batch, for_training=True)
+        answer(recipe, batch)
 
 
 @pytest.mark.parametrize("engine", ["hf", "fake"])
 def test_generate_stores_top_k_logprobs(make_batch: Callable[..., tuple[Recipe, pa.Table]], engine: str) -> None:
-    recipe, batch = make_batch(True, engine=engine, method={"teacher": "topk", "teacher_topk": 3})
-    rows = answer(recipe, batch, for_training=True)
+    recipe, batch = make_batch(engine=engine, method={"teacher": "topk", "teacher_topk": 3})
+    rows = answer(recipe, batch, stored_top_k=3)
     assert {row["outcome"] for row in rows} >= {"kept"}
     for row in rows:
         if row["outcome"] != "kept":
@@ -185,7 +193,7 @@ def test_generate_stores_top_k_logprobs(make_batch: Callable[..., tuple[Recipe, 
         assert len(row["response_ids"]) - 1 <= len(ids) <= len(row["response_ids"])  # type: ignore[arg-type]
         assert (np.diff(logprobs) <= 0).all()
         assert (np.exp(logprobs).sum(-1) <= 1 + 1e-6).all()
-    evaluated = answer(*make_batch(False, engine=engine, method={"teacher": "topk"}), for_training=False)
+    evaluated = answer(*make_batch(engine=engine, method={"teacher": "topk"}))
     assert {row["top_ids"] for row in evaluated} == {None}
 
 
@@ -211,8 +219,8 @@ class Scripted:
         """Nothing."""
 
 
-def scripted(recipe: Recipe, texts: Sequence[str | None], *, for_training: bool = True) -> tuple[Generate, Scripted]:
-    generate = Generate(recipe.study, recipe.runtime, SamplingParams(0.7, 1.0, 8, (4,)), for_training)
+def scripted(recipe: Recipe, texts: Sequence[str | None], candidates: int = 3) -> tuple[Generate, Scripted]:
+    generate = Generate(recipe.study, recipe.runtime, SamplingParams(0.7, 1.0, 8, (4,)), candidates=candidates)
     engine = Scripted(texts, load_tokenizer(recipe.study.model))
     generate.engine = engine
     return generate, engine
@@ -235,7 +243,7 @@ def scripted(recipe: Recipe, texts: Sequence[str | None], *, for_training: bool 
 def test_generate_takes_the_most_consistent_candidate(
     make_batch: Callable[..., tuple[Recipe, pa.Table]], texts: list[str | None], chosen: str | None
 ) -> None:
-    recipe, batch = make_batch(True, sampling={"candidates": 3, "temperature": 0.7})
+    recipe, batch = make_batch(sampling={"candidates": 3, "temperature": 0.7})
     generate, engine = scripted(recipe, texts)
     rows = asyncio.run(generate(batch)).to_pylist()
     assert [row["example_id"] for row in rows] == batch["example_id"].to_pylist()
@@ -248,23 +256,24 @@ def test_generate_takes_the_most_consistent_candidate(
 
 
 def test_generate_of_empty_candidates_is_empty(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
-    recipe, batch = make_batch(True, sampling={"candidates": 3, "temperature": 0.7})
+    recipe, batch = make_batch(sampling={"candidates": 3, "temperature": 0.7})
     generate, _ = scripted(recipe, ["", None, ""])
     assert {row["outcome"] for row in asyncio.run(generate(batch)).to_pylist()} == {"empty"}
 
 
-def test_generate_evaluates_one_response(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
-    recipe, batch = make_batch(False, sampling={"candidates": 3, "temperature": 0.7})
-    generate, engine = scripted(recipe, ["fox"], for_training=False)
+def test_generate_draws_one_response_of_one_candidate(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
+    """The study's candidates are those of samples; whoever evaluates passes none."""
+    recipe, batch = make_batch(sampling={"candidates": 3, "temperature": 0.7})
+    generate, engine = scripted(recipe, ["fox"], candidates=1)
     asyncio.run(generate(batch))
     assert len(engine.seeds) == 1
 
 
 def test_generate_candidates_do_not_depend_on_the_batch(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
     sampling = {"candidates": 4, "temperature": 1.0}
-    recipe, batch = make_batch(True, engine="hf", sampling=sampling)
-    whole = answer(recipe, batch, for_training=True)
-    parts = answer(recipe, batch.slice(0, 3), for_training=True) + answer(recipe, batch.slice(3), for_training=True)
+    recipe, batch = make_batch(engine="hf", sampling=sampling)
+    whole = answer(recipe, batch)
+    parts = answer(recipe, batch.slice(0, 3)) + answer(recipe, batch.slice(3))
     assert [row["sampled_ids"] for row in parts] == [row["sampled_ids"] for row in whole]
 
 
@@ -286,7 +295,7 @@ def test_build_prompts_on_policy_shows_each_sample_at_its_slots(make_recipe: Cal
     examples = load_split(study.data, documents=4, seed=0).train[:2]
     table = examples_to_table([examples[0], examples[0], examples[1], examples[1]])
     numbered = table.append_column("number", [[0, 2, 1, 0]])
-    prompts = build_prompts(numbered, study, [PromptSpec(4, None)], 8, True)
+    prompts = build_prompts(numbered, study, [PromptSpec(4, None)], 8, with_examples=True)
     names = [example.example_id for example in examples]
     assert prompts["sample_id"].to_pylist() == [f"{names[0]}@0", f"{names[0]}@2", f"{names[1]}@1", f"{names[1]}@0"]
     assert prompts["example_id"].to_pylist() == [names[0], names[0], names[1], names[1]]

@@ -20,7 +20,7 @@ def answers(*prompts: tuple[str, int], **values: Any) -> pa.Table:
     rows = []
     for example_id, placement in prompts:
         empty = dict.fromkeys(PREDICTION_SCHEMA.names)
-        rows.append(empty | {"documents": 5, **values, "example_id": example_id, "placement": placement})
+        rows.append(empty | {"documents": 5, "order": 0, **values, "example_id": example_id, "placement": placement})
     return pa.Table.from_pylist(rows, schema=PREDICTION_SCHEMA)
 
 

@@ -22,7 +22,7 @@ def test_torch_strategy_exports_the_dtypes_of_the_initial_model(
     model = mixture_in_bfloat16(family, tmp_path / "initial")
     training = {"precision": "bfloat16", "lora": lora}
     recipe = make_recipe(model=model.model_dump(), method={"name": "seqkd"}, training=training)
-    strategy = TorchStrategy(recipe.study, recipe.runtime.trainers, torch.device("cpu"))
+    strategy = TorchStrategy(recipe.study, recipe.runtime.trainers, torch.device("cpu"), recipe.study.model)
     assert strategy.save(tmp_path / "exported") == 0.0
     initial, exported = tensors_of(tmp_path / "initial"), tensors_of(tmp_path / "exported")
     assert KEPT[family] == {name for name, weight in exported.items() if weight.dtype == torch.float32}

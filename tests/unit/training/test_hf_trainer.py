@@ -39,9 +39,9 @@ def move(lm: Any) -> None:
 def pipeline_loss(recipe: Recipe, source: Source, examples: int) -> tuple[float, torch.Tensor]:
     """The pipeline's objective on the first examples, and its gradient with respect to the embeddings."""
     study = recipe.study
-    strategy = TorchStrategy(study, recipe.runtime.trainers, CPU)
+    strategy = TorchStrategy(study, recipe.runtime.trainers, CPU, study.model)
     move(strategy.student.lm)
-    teacher = build_teacher(study, strategy.frozen_states, CPU)
+    teacher = build_teacher(study, strategy.base_states, CPU)
     rows = [source.build.row(key) for index in range(examples) for key in source.build.keys(source.sample(index))]
     loss_N = strategy.forward(pack(rows, study, 0), teacher(rows) if teacher else None)
     slot_N = torch.tensor([row.slot_id for row in rows])
@@ -123,7 +123,7 @@ def test_trainer_refuses_what_would_change_the_loss(
     tiny_model_path: str, make_recipe: Callable[..., Recipe], arguments: Callable[..., TrainingArguments]
 ) -> None:
     lm = load_model(make_recipe().study.model)
-    with pytest.raises(ValueError, match="method 'r1' needs the frozen initial model as teacher"):
+    with pytest.raises(ValueError, match="method 'r1' needs the base model as teacher"):
         PositionDistillTrainer(lm, arguments())
     with pytest.raises(ValueError, match="position weights need the whole batch"):
         PositionDistillTrainer(lm, arguments(gradient_accumulation_steps=2), teacher=lm)

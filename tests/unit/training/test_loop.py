@@ -62,8 +62,8 @@ class Watched:
         self.gradients.append(torch.cat([p.grad.flatten() for p in parameters if p.grad is not None]))
         return self.strategy.step(learning_rate)
 
-    def frozen_states(self, batch: ResponseBatch) -> Tensor:
-        return self.strategy.frozen_states(batch)
+    def base_states(self, batch: ResponseBatch) -> Tensor:
+        return self.strategy.base_states(batch)
 
     def save(self, folder: Path) -> None:
         self.strategy.save(folder)
@@ -81,12 +81,12 @@ class Result:
 
 
 def prepare(source: Source, trainers: TrainersSection) -> Result:
-    return Result(strategy=Watched(TorchStrategy(source.study, trainers, CPU)))
+    return Result(strategy=Watched(TorchStrategy(source.study, trainers, CPU, source.study.model)))
 
 
 def work(result: Result, source: Source, trainers: TrainersSection, dist: DistContext) -> None:
     study = source.study
-    teacher = build_teacher(study, result.strategy.frozen_states, CPU)
+    teacher = build_teacher(study, result.strategy.base_states, CPU)
     progress = TrainingProgress.at_start(len(source.ids))
     trainer = Trainer(study, trainers, source.build, result.strategy, teacher, dist)
     assert trainer.train(source.loader(dist), progress, [result.records.append])
@@ -197,7 +197,7 @@ def test_prepare_for_training_turns_dropout_off(make: Callable[..., Source], tmp
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.5}))
     dropping = study.model_copy(update={"model": study.model.model_copy(update={"path": str(folder)})})
-    strategies = [TorchStrategy(each, trainers(32), CPU) for each in (study, dropping)]
+    strategies = [TorchStrategy(each, trainers(32), CPU, each.model) for each in (study, dropping)]
     batch = collate([np.arange(20, 50)], [np.arange(60, 70)])
     plain, own, again = (strategy.forward(batch, None) for strategy in (*strategies, strategies[1]))
     assert torch.equal(own, plain)
@@ -372,7 +372,7 @@ class Requests:
 
 
 def run_with(source: Source, requests: Requests, result: Result, dist: DistContext, rows: int = 8) -> bool:
-    teacher = build_teacher(source.study, result.strategy.frozen_states, CPU)
+    teacher = build_teacher(source.study, result.strategy.base_states, CPU)
     trainer = Trainer(source.study, trainers(rows), source.build, result.strategy, teacher, dist)
     progress = TrainingProgress.at_start(len(source.ids))
     return trainer.train(source.loader(dist), progress, [result.records.append], requests.action, requests.save)
@@ -542,7 +542,7 @@ def test_torch_strategy_step_is_clipped_adamw_at_the_given_rate(make: Callable[.
     """Against torch's own AdamW on a gradient clipped by hand."""
     source = make(training={"max_grad_norm": 0.01, "weight_decay": 0.1})
     settings = source.study.training
-    strategy = TorchStrategy(source.study, trainers(4), CPU)
+    strategy = TorchStrategy(source.study, trainers(4), CPU, source.study.model)
     strategy.optimizer.param_groups[0]["lr"] = 123.0  # what was set before does not count
     twin = load_model(source.study.model, dtype=torch.float32)
     optimizer = torch.optim.AdamW(twin.parameters(), lr=0.5, betas=settings.betas, weight_decay=0.1, eps=1e-8)
@@ -595,4 +595,4 @@ def test_torch_strategy_save_writes_a_folder_that_loads_in_the_models_dtype(
 
 def test_build_strategy_makes_the_one_named(make: Callable[..., Source]) -> None:
     study = make().study
-    assert isinstance(build_strategy(study, trainers(4), CPU), TorchStrategy)
+    assert isinstance(build_strategy(study, trainers(4), CPU, study.model), TorchStrategy)

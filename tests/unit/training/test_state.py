@@ -31,7 +31,7 @@ def make_strategy(make_recipe: Callable[..., Recipe]) -> Callable[[str], TorchSt
     def make(precision: str = "float32", lora: dict[str, int] | None = None) -> TorchStrategy:
         training = {"precision": precision, "weight_decay": 0.1, "lora": lora}
         study = make_recipe(method={"name": "seqkd"}, training=training).study
-        return TorchStrategy(study, TRAINERS, torch.device("cpu"))
+        return TorchStrategy(study, TRAINERS, torch.device("cpu"), study.model)
 
     return make
 

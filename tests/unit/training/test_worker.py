@@ -54,13 +54,13 @@ class FakeStrategy:
 
 @pytest.fixture
 def save_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`save_model(storage, lora=…, initial=…, rounding=…)`: the strategy's calls, files of the checkpoint, warnings."""
+    """`save_model(storage, lora=…, student_start=…, rounding=…)`: the calls, files of the checkpoint, warnings."""
     tokenizer = SimpleNamespace(save_pretrained=lambda folder: (folder / "tokenizer").write_text(""))
     monkeypatch.setattr(worker, "load_tokenizer", lambda _: tokenizer)
     monkeypatch.setattr(worker, "copy_generation_config", lambda *_: None)
 
     def save(
-        storage: str, *, lora: Any, initial: ModelSection = BASE, rounding: float = 0.1
+        storage: str, *, lora: Any, student_start: ModelSection = BASE, rounding: float = 0.1
     ) -> tuple[list[str], set[str], tuple[str, ...]]:
         scratch = tmp_path / "scratch"
         study = SimpleNamespace(model=BASE, training=SimpleNamespace(lora=lora, learning_rate=3e-6))
@@ -70,7 +70,7 @@ def save_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             (killed / folder).mkdir(parents=True)
             (killed / folder / "old").write_text("")
         strategy: Any = FakeStrategy(rounding)
-        job: Any = SimpleNamespace(study=study, initial=initial, checkpoint=artifact)
+        job: Any = SimpleNamespace(study=study, student_start=student_start, checkpoint=artifact)
         warnings = _save_model(job, strategy, scratch, write=True)
         found = artifact.fs.find(artifact.path)
         return strategy.calls, {path.removeprefix(f"{artifact.path}/") for path in found}, warnings
@@ -87,24 +87,24 @@ def test_save_model_writes_adapters_by_themselves_too(save_model: Any, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("lora", "initial"), [(None, BASE), (object(), ModelSection(path="storage/checkpoint-a/model"))]
+    ("lora", "student_start"), [(None, BASE), (object(), ModelSection(path="storage/checkpoint-a/model"))]
 )
 def test_save_model_writes_no_adapter_that_would_not_fit_the_studys_model(
-    save_model: Any, tmp_path: Path, lora: Any, initial: ModelSection
+    save_model: Any, tmp_path: Path, lora: Any, student_start: ModelSection
 ) -> None:
-    calls, files, _ = save_model(f"memory://{tmp_path}/storage", lora=lora, initial=initial)
+    calls, files, _ = save_model(f"memory://{tmp_path}/storage", lora=lora, student_start=student_start)
     assert calls == ["save"]
     assert files == {"model/new", "model/tokenizer"}
 
 
-@pytest.mark.parametrize("initial", [BASE, ModelSection(path="storage/checkpoint-a/model")])
+@pytest.mark.parametrize("student_start", [BASE, ModelSection(path="storage/checkpoint-a/model")])
 def test_save_model_warns_of_an_update_that_rounding_changed(
-    save_model: Any, tmp_path: Path, initial: ModelSection
+    save_model: Any, tmp_path: Path, student_start: ModelSection
 ) -> None:
     """The adapters of a later round are not written."""
     storage = f"memory://{tmp_path}/storage"
-    _, _, warnings = save_model(storage, lora=object(), initial=initial, rounding=0.834)
-    exact = f"; {storage}/checkpoint-f/adapter has the exact update" if initial == BASE else ""
+    _, _, warnings = save_model(storage, lora=object(), student_start=student_start, rounding=0.834)
+    exact = f"; {storage}/checkpoint-f/adapter has the exact update" if student_start == BASE else ""
     assert warnings == (
         f"training.learning_rate: 3e-06: rounding to bfloat16 changed the adapters' update in the merged model by 83%"
         f"{exact}; a higher rate loses less",

@@ -12,6 +12,7 @@ from pos2distill.models.load import load_model
 from pos2distill.models.rope.attention_buckets import MixBases
 from pos2distill.sampling.engines.hf import HfEngine
 from pos2distill.sampling.engines.protocol import SamplingParams
+from tests.support.engines import hf_engine
 from tests.support.models import draw_tokens
 
 PROMPTS = draw_tokens((30, 11, 24), seed=2)
@@ -44,8 +45,8 @@ def test_greedy_answers_are_those_of_models_with_one_base_each(tiny_model_path: 
         other.load_state_dict(lm.state_dict())
         models.append(other)
     buckets = InferenceSection(method="attention_buckets", bases=factors)
-    ours = answers(HfEngine(model, buckets), SamplingParams(0.0, 1.0, 6, stop_ids=(2,), stored_top_k=3))
-    plain = answers(HfEngine(model), SamplingParams(0.0, 1.0, 6, stop_ids=(2,)))
+    ours = answers(hf_engine(model, buckets), SamplingParams(0.0, 1.0, 6, stop_ids=(2,), stored_top_k=3))
+    plain = answers(hf_engine(model), SamplingParams(0.0, 1.0, 6, stop_ids=(2,)))
     for prompt, answer in zip(PROMPTS, ours, strict=True):
         ids = prompt.tolist()
         for step, token in enumerate(answer.token_ids.tolist()):
@@ -65,13 +66,13 @@ def test_sampled_answers_have_one_seed_for_all_bases(tiny_model_path: str) -> No
     model = ModelSection(path=tiny_model_path, dtype="float32")
     params = SamplingParams(1.0, 0.9, 8, stop_ids=(2,))
     same = InferenceSection(method="attention_buckets", bases=(1.0, 1.0, 1.0))
-    one = [answer.token_ids.tolist() for answer in answers(HfEngine(model), params)]
-    assert [answer.token_ids.tolist() for answer in answers(HfEngine(model, same), params)] == one
+    one = [answer.token_ids.tolist() for answer in answers(hf_engine(model), params)]
+    assert [answer.token_ids.tolist() for answer in answers(hf_engine(model, same), params)] == one
 
 
 @pytest.mark.parametrize("bases", [(1.0, 2.0)])
 def test_rows_do_not_depend_on_their_batch(tiny_model_path: str, bases: tuple[float, ...]) -> None:
-    engine = HfEngine(
+    engine = hf_engine(
         ModelSection(path=tiny_model_path, dtype="float32"), InferenceSection(method="attention_buckets", bases=bases)
     )
     params = SamplingParams(0.0, 1.0, 6, stop_ids=(2,))

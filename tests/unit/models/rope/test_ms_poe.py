@@ -17,6 +17,7 @@ from pos2distill.models.rope import ms_poe
 from pos2distill.models.rope.ms_poe import apply_ms_poe, choose_scales
 from pos2distill.sampling.engines.hf import HfEngine
 from pos2distill.sampling.engines.protocol import SamplingParams
+from tests.support.engines import hf_engine
 from tests.support.models import HEADS, SMALL, build_model, draw_tokens
 
 IDS_BL = torch.tensor([draw_tokens((24,), seed=1)[0].tolist()])
@@ -98,21 +99,21 @@ def tiny(tiny_model_path: str) -> ModelSection:
 def test_equal_scales_are_the_scale_of_all_layers(tiny: ModelSection, attention: str) -> None:
     model = tiny.model_copy(update={"attention": attention})
     prompts = draw_tokens((30, 11, 24), seed=2)
-    everywhere = HfEngine(model.model_copy(update={"rope_scales": (1.5,)}))
-    heads = HfEngine(model, ms_poe_with(smallest=1.5, largest=1.5, first_layer=0))
+    everywhere = hf_engine(model.model_copy(update={"rope_scales": (1.5,)}))
+    heads = hf_engine(model, ms_poe_with(smallest=1.5, largest=1.5, first_layer=0))
     assert answers(heads, prompts) == answers(everywhere, prompts)
-    assert answers(heads, prompts) != answers(HfEngine(model), prompts)
+    assert answers(heads, prompts) != answers(hf_engine(model), prompts)
 
 
 def test_layers_before_the_first_stay_as_they_are(tiny: ModelSection) -> None:
     prompts = draw_tokens((30, 11), seed=2)
-    second_layer = HfEngine(tiny.model_copy(update={"rope_scales": (1.0, 1.5)}))
-    heads = HfEngine(tiny, ms_poe_with(smallest=1.5, largest=1.5, first_layer=1))
+    second_layer = hf_engine(tiny.model_copy(update={"rope_scales": (1.0, 1.5)}))
+    heads = hf_engine(tiny, ms_poe_with(smallest=1.5, largest=1.5, first_layer=1))
     assert answers(heads, prompts) == answers(second_layer, prompts)
 
 
 def test_rows_of_a_batch_do_not_depend_on_each_other(tiny: ModelSection) -> None:
-    engine = HfEngine(tiny, ms_poe_with(first_layer=0))
+    engine = hf_engine(tiny, ms_poe_with(first_layer=0))
     prompts = draw_tokens((30, 11, 24, 60), seed=3)
     assert answers(engine, prompts) == [answers(engine, [prompt])[0] for prompt in prompts]
 
