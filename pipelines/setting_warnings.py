@@ -39,7 +39,7 @@ def warn_of_settings(recipe: Recipe, pending: Sequence[Stage]) -> None:
         warn_once("data.template.without_documents: does not ask for 'The answer is', which data.metric em judges")
 
 
-def warn_of_unused_gpus(recipe: Recipe, pools: Sequence[str], gpus: int) -> None:
+def warn_of_unused_local_gpus(recipe: Recipe, pools: Sequence[str], gpus: int) -> None:
     """Print the settings with which a run would use this machine's GPUs, if none of its pools asks for one.
 
     Args:

@@ -9,8 +9,8 @@ from pos2distill.config.base import Count, Section, without_null
 from pos2distill.config.method_table import METHODS, Method, MethodName, RowWeights
 from pos2distill.errors import did_you_mean
 
-DEFAULT_SLOTS = 10
-"""Slots to try for `auto`, and to evaluate at further prompt lengths."""
+DEFAULT_SLOT_LIMIT = 10
+"""At most so many slots by default, spread evenly: that `auto` tries, and at each further prompt length."""
 
 _DEFAULT_TOPK = 64
 
@@ -27,7 +27,7 @@ class MethodSection(Section):
         "auto: measured on the training examples; random: drawn for each example, the control of all others",
     )
     auto_slots: Literal["all"] | Count = Field(
-        DEFAULT_SLOTS,
+        DEFAULT_SLOT_LIMIT,
         description="auto: slots to try, spread evenly; of several hops the first slot, with the others next to it. "
         "Default: 10, or all if there are fewer",
     )

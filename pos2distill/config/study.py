@@ -11,7 +11,7 @@ from pos2distill.config.base import Section
 from pos2distill.config.data import DataSection
 from pos2distill.config.evaluation import EvaluationSection
 from pos2distill.config.inference import InferenceSection, SearchSection
-from pos2distill.config.method import DEFAULT_SLOTS, MethodSection
+from pos2distill.config.method import DEFAULT_SLOT_LIMIT, MethodSection
 from pos2distill.config.model import ModelSection
 from pos2distill.config.sampling import SamplingSection
 from pos2distill.config.training import TrainingSection
@@ -54,7 +54,7 @@ class Study(Section):
         resolved = dict(settings)
         if resolved.get("auto_slots") is None:
             # The number of tuples of adjacent slots: the gold documents of `auto` are next to each other.
-            resolved["auto_slots"] = min(DEFAULT_SLOTS, data.documents - max(data.hops) + 1)
+            resolved["auto_slots"] = min(DEFAULT_SLOT_LIMIT, data.documents - max(data.hops) + 1)
         return resolved
 
     @field_validator("sampling", mode="before")

@@ -34,7 +34,7 @@ _READ_THREADS = 16
 # for other errors of the format, and UnicodeDecodeError, a ValueError, for text that is not UTF-8.
 _CORRUPTION_ERRORS = (pa.ArrowException, OSError, ValueError)
 
-Indices = npt.NDArray[np.integer[Any]]
+IntegerArray = npt.NDArray[np.integer[Any]]
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
 
@@ -119,7 +119,11 @@ class SampleStore:
         return StoreIndex(parts, part_of)
 
     def load(
-        self, index: StoreIndex, ids: Sequence[str] | pa.Array, indices: Indices, columns: Sequence[str] | None = None
+        self,
+        index: StoreIndex,
+        ids: Sequence[str] | pa.Array,
+        indices: IntegerArray,
+        columns: Sequence[str] | None = None,
     ) -> pa.Table:
         """The samples at these indices, in this order. Only the parts that hold them are read, each of them once.
 
@@ -176,7 +180,7 @@ class SampleStore:
         function: Callable[[pa.Table], _T],
         index: StoreIndex,
         ids: Sequence[str] | pa.Array,
-        indices: Indices,
+        indices: IntegerArray,
         columns: list[str],
     ) -> Iterator[_T]:
         """Apply `function` to the samples of each part, in the order of `indices`, which are sorted by part."""

@@ -356,11 +356,11 @@ def test_check_gpus_leaves_those_of_a_cluster_to_it(
     assert capsys.readouterr().err == ""
 
 
-def test_warn_of_unused_gpus_says_that_torch_was_built_for_cpus(
+def test_warn_of_unused_local_gpus_says_that_torch_was_built_for_cpus(
     make_recipe: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(setting_warnings, "version", lambda _: "2.13.0+cpu")
-    setting_warnings.warn_of_unused_gpus(make_recipe(), ["samplers"], 4)
+    setting_warnings.warn_of_unused_local_gpus(make_recipe(), ["samplers"], 4)
     assert capsys.readouterr().err == (
         "warning: this machine has 4 GPUs that this run does not use; install the packages for GPUs and add "
         "runtime.samplers.gpus=1 (docs/running.md)\n"
