@@ -43,14 +43,14 @@ def test_restarted_workers_wait_for_a_storage_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ray Train's controller, which requests the blocks, would give up the run, as Ray Data would for actors."""
-    monkeypatch.setattr(data, "_STORAGE_SECONDS", 0.0)
+    monkeypatch.setattr(data, "_STORAGE_RETRY_SECONDS", 0.0)
     stream = Blocks(TransientError("s3://b: cannot be used"), ConnectionResetError("reset"))
     lines: list[str] = []
     assert data.once_storage_answers(stream.blocks, lines.append) == []
     assert lines == ["reset; workers wait for the storage, at most 10 minutes"]
     with pytest.raises(UserError, match="corrupt"):
         data.once_storage_answers(Blocks(UserError("s3://b: corrupt")).blocks, lines.append)
-    monkeypatch.setattr(data, "_OUTAGE_S", -1.0)
+    monkeypatch.setattr(data, "_STORAGE_WAIT_SECONDS", -1.0)
     with pytest.raises(TransientError):
         data.once_storage_answers(Blocks(TransientError("s3://b: cannot be used")).blocks, lines.append)
 
@@ -101,7 +101,7 @@ class FullDisk(io.FileIO):
 
 
 def test_actors_wait_for_a_storage_that_does_not_answer_while_they_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "_STORAGE_SECONDS", 0.0)
+    monkeypatch.setattr(data, "_STORAGE_RETRY_SECONDS", 0.0)
     lines: list[str] = []
     messages: Any = SimpleNamespace(warn=lines.append)
 
