@@ -83,11 +83,11 @@ def show_progress(spec: ProgressSpec, read: Callable[[], RunProgress | None]) ->
     Args:
         read: the latest figures; None while they cannot be had.
     """
-    with _shown(_of_tracker(spec, read)):
+    with _shown(tracked(spec, read)):
         yield
 
 
-def _of_tracker(spec: ProgressSpec, read: Callable[[], RunProgress | None]) -> "_Counted":
+def tracked(spec: ProgressSpec, read: Callable[[], RunProgress | None]) -> "Counted":
     """What is shown of a stage with a tracker."""
     done = spec.stored.get("kept", 0) if spec.label == "sample" else spec.trained
 
@@ -99,7 +99,7 @@ def _of_tracker(spec: ProgressSpec, read: Callable[[], RunProgress | None]) -> "
         count = min(progress.count(spec.label), spec.total)
         return Figures(count, str(progress), "" if _has_begun(spec, progress) else _STARTING)
 
-    return _Counted(spec.label, spec.total, done, "example", figures)
+    return Counted(spec.label, spec.total, done, "example", figures)
 
 
 def _has_begun(spec: ProgressSpec, progress: RunProgress) -> bool:
@@ -133,7 +133,7 @@ def show_stage(label: str, total: int, *, done: int, unit: str) -> Iterator[Stag
         done: of an earlier run. unit: what is counted, in the singular.
     """
     stage = StageProgress(done)
-    with _shown(_Counted(label, total, done, unit, stage.figures)):
+    with _shown(Counted(label, total, done, unit, stage.figures)):
         yield stage
 
 
@@ -148,7 +148,7 @@ def is_quiet() -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Counted:
+class Counted:
     """What is shown: a label, the total, what an earlier run has done of it, in which unit, and the latest figures."""
 
     label: str
@@ -159,9 +159,9 @@ class _Counted:
 
 
 @contextmanager
-def _shown(counted: _Counted) -> Iterator[None]:
+def _shown(counted: Counted) -> Iterator[None]:
     """Show the figures while the body runs; on a terminal also those after it."""
-    show = _show_bar if sys.stderr.isatty() and not is_quiet() else _show_lines
+    show = show_bar if sys.stderr.isatty() and not is_quiet() else show_lines
     finished = threading.Event()
     thread = threading.Thread(target=show, args=(counted, finished), name="progress", daemon=True)
     thread.start()
@@ -172,14 +172,15 @@ def _shown(counted: _Counted) -> Iterator[None]:
         thread.join()
 
 
-class _Event(Protocol):
+class RefreshEvent(Protocol):
     """What is waited for between refreshes."""
 
     def wait(self, timeout: float, /) -> bool:
         """Whether it happened within the time."""
 
 
-def _show_bar(counted: _Counted, finished: _Event) -> None:
+def show_bar(counted: Counted, finished: RefreshEvent) -> None:
+    """A progress bar, drawn at every refresh until the body has finished."""
     # tqdm's own rate would take the time between two refreshes for that of a batch.
     bar_format = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit}s [{elapsed}{postfix}]"
     with tqdm(
@@ -191,7 +192,8 @@ def _show_bar(counted: _Counted, finished: _Event) -> None:
             bar.set_postfix_str(_joined(state, figures.note))  # which draws the bar
 
 
-def _show_lines(counted: _Counted, finished: _Event) -> None:
+def show_lines(counted: Counted, finished: RefreshEvent) -> None:
+    """A line every few seconds until the body has finished."""
     start = last_line = time.monotonic()
     for figures, pace in _refreshes(counted, finished):
         now = time.monotonic()
@@ -209,7 +211,7 @@ def _joined(*parts: str) -> str:
     return "; ".join(filter(None, parts))
 
 
-def _refreshes(counted: _Counted, finished: _Event) -> Iterator[tuple[Figures, Pace]]:
+def _refreshes(counted: Counted, finished: RefreshEvent) -> Iterator[tuple[Figures, Pace]]:
     """The figures at every refresh, of which one comes after the end, so that the last figures are shown."""
     pace = Pace(counted.total, counted.done)
     is_last = False

@@ -68,7 +68,7 @@ def mean_gap_change(
     after_E = np.mean([_parts(each_ES, each_ES, _best_less_worst, seed) for each_ES in after], axis=0)
     after_R = np.mean([_resampled(each_ES, each_ES, _best_less_worst, count_RE, seed) for each_ES in after], axis=0)
     excess = (score_excess(before_ES), float(np.mean([score_excess(each_ES) for each_ES in after])))
-    return _with_interval(after_E - before_E, after_R - before_R, fixed_factor=2**0.5, excess=excess)
+    return with_interval(after_E - before_E, after_R - before_R, fixed_factor=2**0.5, excess=excess)
 
 
 def best_slot_change(
@@ -85,10 +85,10 @@ def best_slot_change(
         return float((_best(before_ES) * change_ES).sum()), (-1.0, 1.0)
     count_RE = resample_counts(len(before_ES), bootstrap_samples, seed)
     change_R = _resampled(before_ES, change_ES, _best, count_RE, seed)
-    return _with_interval(_parts(before_ES, change_ES, _best, seed), change_R, fixed_factor=1)
+    return with_interval(_parts(before_ES, change_ES, _best, seed), change_R, fixed_factor=1)
 
 
-def _with_interval(
+def with_interval(
     part_E: Floats, change_R: Floats, *, fixed_factor: float, excess: tuple[float, float] = (0.0, 0.0)
 ) -> tuple[float, Interval]:
     """A change between -1 and 1 with its interval, from the parts of the examples and the changes of resamples.

@@ -72,7 +72,7 @@ def read_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
     Raises:
         UserError: a missing file, broken compression, bytes that are not UTF-8, a record that is not one JSON object.
     """
-    files = _files(url)
+    files = data_files(url)
     folders = zip(*(file.split("/")[:-1] for file in files), strict=False)
     common = len([*itertools.takewhile(lambda names: len({*names}) == 1, folders)])
     for file in files:
@@ -95,7 +95,7 @@ def _file_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield from _parquet_records(url)
                 return
             with fsspec.open(url, "rb", compression="infer") as file:
-                records = _array_records(file, url) if is_array else _line_records(file, url)
+                records = array_records(file, url) if is_array else _line_records(file, url)
                 for location, record in records:
                     yield location, record
         except (gzip.BadGzipFile, zipfile.BadZipFile) as error:
@@ -122,7 +122,7 @@ def file_digest(url: str) -> str:
     A process reads an unchanged file once.
     """
     digests = []
-    for file in _files(url):
+    for file in data_files(url):
         with _one_line_errors(file):
             fs, path = open_url(file, "data.path")
             digests.append(_digest(file, fs.ukey(path)))
@@ -132,14 +132,14 @@ def file_digest(url: str) -> str:
 def data_bytes(url: str) -> int:
     """The size of the file, or of all files that a pattern matches."""
     total = 0
-    for file in _files(url):
+    for file in data_files(url):
         with _one_line_errors(file):
             fs, path = open_url(file, "data.path")
             total += fs.size(path)
     return total
 
 
-def _files(url: str) -> list[str]:
+def data_files(url: str) -> list[str]:
     """The file itself, or those that a pattern matches, such as `folder/*.parquet`. Only `*` matches others."""
     if "*" not in url or url.startswith(("http://", "https://")):  # a web server lists no files
         return [url]
@@ -261,7 +261,8 @@ def _object_of_pairs(location: str, pairs: list[tuple[str, Any]]) -> dict[str, A
     return value
 
 
-def _array_records(file: BinaryIO, url: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def array_records(file: BinaryIO, url: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of a JSON array, each with its location in the file, read one after another."""
     number = 0
     try:
         # ijson asks for its own number of bytes; `from_iter` answers with the next chunk.

@@ -18,7 +18,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from pipelines import command_line, comparison
-from pipelines.api import _to_checkpoint
+from pipelines.api import Checkpoint
 from pipelines.artifact_lookup import list_artifacts
 from pipelines.commands import run_evaluate, run_sample, run_study
 from pipelines.inspection.inspect import QuestionFilter, inspect
@@ -700,7 +700,7 @@ def test_push_uploads_the_checkpoint_with_its_card(
         assert b"## How it was made" in hub.files["me/a-model"]["README.md"]
         assert command("push", checkpoint.url, "me/again", "--json") == [json.dumps({"url": f"{hub.address}/me/again"})]
         assert hub.private["me/again"] is False
-        result = _to_checkpoint(checkpoint).push_to_hub("me/by-api")
+        result = Checkpoint(f"{checkpoint.url}/model", []).push_to_hub("me/by-api")
         assert (result, hub.files["me/by-api"]) == (f"{hub.address}/me/by-api", hub.files["me/a-model"])
         assert command("push", recipe.storage, "me/a-model") == [f"{hub.address}/me/a-model"]  # it exists
         assert command("push", recipe.storage, "me/again", "--private", code=2) == [

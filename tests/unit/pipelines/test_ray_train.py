@@ -18,7 +18,7 @@ from ray.train import Checkpoint
 
 from pipelines.executors.ray import actors, data
 from pipelines.executors.ray.states import arrow_filesystem, remove_unlisted_states
-from pipelines.executors.ray.train import RaySession, _train_function
+from pipelines.executors.ray.train import RaySession, train_function
 from pipelines.plan import make_plan
 from pos2distill.config import PoolSection, Recipe
 from pos2distill.errors import MachineError, TransientError, UserError
@@ -126,7 +126,7 @@ def test_an_error_of_a_worker_keeps_its_kind(kind: type[UserError], monkeypatch:
 
     def train(workers: int) -> Any:
         monkeypatch.setattr(ray.train, "get_context", lambda: SimpleNamespace(get_world_size=lambda: workers))
-        return _train_function({"job": None, "tracker": tracker})
+        return train_function({"job": None, "tracker": tracker})
 
     monkeypatch.setattr("pipelines.executors.ray.train.RaySession", lambda *_: None)
     monkeypatch.setattr("pos2distill.training.worker.run_worker", fail)
