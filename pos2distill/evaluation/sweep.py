@@ -39,7 +39,7 @@ class Estimate:
 class ModelEstimates:
     """One model's scores on one task, over seeds.
 
-    gap: max - min. gap_corrected: without its upward bias; its interval is None for one seed, since it has none over
+    gap: max - min. gap_corrected: without its upward bias; its interval is None for one seed, since there is none over
     examples. groups: mean accuracy of each group of placements.
     """
 
@@ -136,7 +136,7 @@ def render_sweep(
 def _curves(cells: Sequence[CellResult], task: str) -> dict[str, Curve]:
     """Accuracy by slot before distillation and after it, by setting, over seeds; empty if the slots differ.
 
-    Settings may differ in what they distil; then each has a curve of its own before.
+    Settings may differ in what they distil; then each has its own curve before distillation.
     """
     groups = [
         (label, [cell.tasks[task] for cell in group]) for label, group in _groups(cells) if task in group[0].tasks
@@ -173,7 +173,7 @@ def _curves_csv(curves: Mapping[str, Curve]) -> bytes:
 
 
 def _sweep_csv(rows: Sequence[SweepRow]) -> bytes:
-    """One line for each measure of each model, setting and task. No interval is an empty field."""
+    """One line for each measure of each model, setting and task. A missing interval is an empty field."""
     lines = []
     for row in rows:
         for task, estimates in row.tasks.items():
