@@ -57,7 +57,8 @@ def run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage], lease: Lease
 
 
 def _check_finished(stage: Stage) -> None:
-    """
+    """Check that a finished checkpoint is whole.
+
     Raises:
         UserError: if a finished checkpoint is not whole.
     """
