@@ -42,7 +42,7 @@ from pos2distill.models.trainable import (
 )
 from pos2distill.urls import open_url
 
-# Up to this many bytes all values are read, beyond it a sample of this size. A URL is read over a network: less of it.
+# Up to this many bytes, all values are read; of a larger model, a sample of this size. Less is read over a network.
 MAX_VALUE_BYTES = 2 << 30
 MAX_VALUE_BYTES_OF_URL = 256 << 20
 
@@ -99,7 +99,7 @@ def check_trainable(model: ModelSection, *, on_gpu: bool) -> None:
     Of a hub name, its config is downloaded if it is not in the cache, without the weights.
 
     Args:
-        on_gpu: whether it will be loaded on GPUs. Which attention these can compute is known there only.
+        on_gpu: whether it will be loaded on GPUs. Which attention these can compute is known only on them.
     Raises:
         UserError: with the family, or the settings, that cannot be trained.
     """

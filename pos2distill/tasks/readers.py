@@ -64,8 +64,8 @@ _OTHER_KINDS = {
 
 def read_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (location, object) for each record: `line 3` of JSON Lines, blank lines counted, `record 3` of an array,
-    `row 3` of Parquet, where a null field is as one that is missing; of several files `a.parquet, row 3`, with the
-    folders that they do not have in common.
+    `row 3` of Parquet, where a null field counts as missing; for several files `a.parquet, row 3`, without the folders
+    that they have in common.
 
     Args:
         url: of a file, or with `*` the pattern of several, which are read in the order of their names.
@@ -111,7 +111,7 @@ def _file_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
             kind = "gzip" if ending == "gz" else ending
             raise UserError(f"{url}: broken {kind} {where} ({error}); fetch the file again") from None
         except OSError as error:
-            if "Invalid data stream" not in str(error):  # the words of bz2, which has no exception of its own
+            if "Invalid data stream" not in str(error):  # bz2 has no exception of its own
                 raise
             raise UserError(f"{url}: is no whole bz2 file ({error}); rename or fetch it again") from None
 
@@ -181,7 +181,7 @@ def _nearest_file(url: str) -> str:
     try:
         fs, path = fsspec.url_to_fs(url)
         names = [str(entry).rsplit("/", 1)[-1] for entry in fs.ls(fs._parent(path), detail=False)]
-    except (OSError, ValueError):  # ValueError: of a URL that is none
+    except (OSError, ValueError):  # ValueError: for a text that is not a URL
         return ""
     hint = did_you_mean(path.rsplit("/", 1)[-1], names)
     return hint if "did you mean" in hint else ""
