@@ -188,7 +188,7 @@ def _gpu_memory(node: NodeSection) -> float | None:
 def _boundary_bytes(spec: ClusterSpec, study: Study, tokens: int) -> float:
     """Activations at the boundaries of layers, which gradient checkpointing keeps; 0 for a model of unknown shape.
 
-    Without checkpointing, all activations are kept, which are more by a factor that depends on the model's kernels.
+    Without checkpointing, all activations are kept; they are larger by a factor that depends on the model's kernels.
     """
     shape = KNOWN_SHAPES.get(study.model.path.rstrip("/").rpartition("/")[2])
     if shape is None or spec.model_billions is not None:

@@ -62,7 +62,7 @@ def check_labels(labels: Mapping[str, str]) -> None:
     """Refuse labels that Kubernetes does not accept.
 
     Raises:
-        ValueError for keys and values that no label can have.
+        ValueError: for keys and values that no label can have.
     """
     for key, value in labels.items():
         if not is_qualified_name(key):
@@ -75,7 +75,7 @@ def check_annotations(annotations: Mapping[str, str]) -> None:
     """Refuse annotations that Kubernetes does not accept.
 
     Raises:
-        ValueError for keys that no annotation can have. Their values are free.
+        ValueError: for keys that no annotation can have. Their values are free.
     """
     for key in annotations:
         if not is_qualified_name(key.lower()):
@@ -86,7 +86,7 @@ def check_image(image: str) -> None:
     """Refuse a text that is no reference to an image.
 
     Raises:
-        ValueError with the nearest valid reference, if a machine could not pull this image.
+        ValueError: with the nearest valid reference, if a machine could not pull this image.
     """
     if _IMAGE.fullmatch(image):
         return
@@ -104,7 +104,7 @@ def check_pinned(image: str) -> None:
     """Refuse an image without a version.
 
     Raises:
-        ValueError if this is no reference of an image, or one without a version.
+        ValueError: if this is no reference of an image, or one without a version.
     """
     check_image(image)
     name = image.rpartition("/")[2]  # a registry's port also follows a colon

@@ -36,12 +36,12 @@ class Figures:
 
 
 class Pace:
-    """How fast a stage gets on, and how long the rest will take.
+    """How fast a stage progresses, and how long the rest will take.
 
-    The clock starts with the first result of this run. Until then processes start and models load, which tells nothing
-    of the rest; that result itself, begun before the clock, is not counted. Results come by the batch: while one is
-    under way its time runs off what is left, and only a batch that takes longer than those before it makes the rate
-    smaller.
+    The clock starts with the first result of this run. Until then processes start and models load, which says nothing
+    about the rest. That result is not counted, since its computation began before the clock. Results come in batches:
+    while a batch is running, its elapsed time is subtracted from the time left, and only a batch that takes longer than
+    the previous ones lowers the rate.
     """
 
     def __init__(self, total: int, done: int) -> None:

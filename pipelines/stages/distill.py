@@ -202,7 +202,7 @@ def _keep_samples(samples: Stage, runtime: Runtime, progress: RunProgress) -> No
     """After training has failed, publish the samples if all are there.
 
     Raises:
-        UserError: as `sample.publish`; this error says what became of all.
+        UserError: as `sample.publish`; its message counts all samples.
     """
     if len(sample.selection(samples).missing):
         samples.artifact.add_seconds(sample.seconds(progress))

@@ -20,8 +20,7 @@ def all_settings(recipe: Recipe) -> dict[str, Any]:
 
 
 def changed_settings(recipe: Recipe) -> dict[str, Any]:
-    """The settings that differ from the defaults, many of which follow from other settings. Loaded, they give the same
-    recipe.
+    """The settings that differ from the defaults, many of which follow from other settings. They load as this recipe.
 
     The studies of a sweep can have different defaults, so for a sweep: those that the recipe and the command line
     wrote.

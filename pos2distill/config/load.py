@@ -254,7 +254,7 @@ def _make_cell(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
 
 
 def _set_swept(raw: dict[str, Any], dotted: str, value: Any) -> None:
-    """Set a swept setting. A section keeps settings that the value does not name and is compatible with."""
+    """Set a swept setting. A section keeps compatible settings that the value does not name."""
     # A copy, since paths in a section are resolved in place.
     swept, kept = copy.deepcopy(value), raw.get(dotted)
     if isinstance(kept, dict) and isinstance(swept, dict):

@@ -22,8 +22,7 @@ _SIDES: tuple[Side, ...] = ("train", "eval")
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Training and evaluation examples that have no question in common, and how many of the file's records were used or
-    skipped.
+    """Training and evaluation examples without a common question, and how many records were used or skipped.
 
     The examples are in a temporary file: memory holds those that are accessed.
     counts: records = train + eval + train_unused + eval_unused + duplicate + each of `formats.REASONS`; and
