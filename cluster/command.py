@@ -73,14 +73,14 @@ def run_cluster(
 def _check(
     source: str, manifests: Sequence[KubeManifest], warnings: Sequence[str], *, crds: str | None, server: bool
 ) -> list[Finding]:
-    """Print what is wrong with manifests, and return it.
+    """Print the findings in manifests, and return them.
 
     Args:
         warnings: about the spec that they were rendered from.
     """
     findings = [Finding(Level.WARNING, None, None, None, warning) for warning in warnings]
     findings += check(manifests, crds)
-    # The server is asked once the findings so far are printed, because it may take a while to answer.
+    # The findings so far are printed before the server is asked, because it may take a while to answer.
     for finding in findings:
         print(finding.line(source), file=sys.stderr)
     if server:
@@ -147,7 +147,7 @@ def _load_spec(source: str, words: Sequence[str]) -> ClusterSpec:
 
 
 def _load_spec_alone(action: str, source: str, words: Sequence[str]) -> ClusterSpec:
-    """The spec of an action that finds its objects by the spec's name, so that no other word can mean anything.
+    """The spec of an action that finds its objects by the spec's name, so no other words are allowed.
 
     Raises:
         UserError: naming a word that is no setting of the spec.
@@ -155,7 +155,7 @@ def _load_spec_alone(action: str, source: str, words: Sequence[str]) -> ClusterS
     others = [word for word in words if not _is_of_spec(word)]
     if others:
         hint = f"; to change the spec, write spec.{others[0]}" if "=" in others[0] else ""
-        raise UserError(f"{others[0]}: cluster {action} takes a spec and its settings alone{hint}")
+        raise UserError(f"{others[0]}: cluster {action} takes only a spec and its settings{hint}")
     return _load_spec(source, words)
 
 

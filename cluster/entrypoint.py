@@ -64,7 +64,7 @@ def make_entrypoint(
 
 
 def _refuse_secrets(overrides: Sequence[str], flags: Sequence[str]) -> None:
-    """They become part of the RayJob, which stores its command in clear text."""
+    """Refuse secrets in the command, which the RayJob stores in clear text."""
     for kind, words in (("an override", overrides), ("an option", flags)):
         if any(looks_secret(word) for word in words):
             raise UserError(f"command line: {kind} contains what looks like a secret; use pods.secrets instead")
@@ -97,7 +97,7 @@ def _check_recipe(spec: ClusterSpec, recipe: Recipe, command: str, *, sets_stora
 
 
 def _check_command(recipe: Recipe, command: str) -> None:
-    """As the checks before a run do: a study without weights, or without training examples, can only be evaluated."""
+    """Refuse to train a study without weights or without training examples, as the checks before a run do."""
     if command in ("evaluate", "report"):
         return
     if not recipe.study.has_weights:
@@ -140,7 +140,7 @@ def _paths(recipe: Recipe, *, with_storage: bool) -> dict[str, str]:
         paths["model.path"] = model.path
     for name, other in recipe.other_tasks.items():
         path = Path(other.data.path)
-        # Absolute by now, also where its recipe names a file of the project.
+        # It is absolute by now, even if its recipe names a file of the project.
         in_project = str(path.relative_to(_CHECKOUT)) if path.is_relative_to(_CHECKOUT) else other.data.path
         paths[f"evaluation.also_evaluate: {name}: data.path"] = in_project
     return paths
@@ -160,11 +160,11 @@ def _check_hub(spec: ClusterSpec, recipe: Recipe) -> None:
 
 
 def _check_endpoint(spec: ClusterSpec, recipe: Recipe) -> None:
-    """The server of a study that generates with one can be reached."""
+    """Refuse a study that generates with a server which the pods cannot reach."""
     url = recipe.runtime.endpoint.base_url
     if recipe.study.has_weights or url is None:
         return
-    # Its client is that of openai, which reads them, unlike the one of files at http URLs.
+    # The client is that of openai, which reads proxies, unlike the client of files at http URLs.
     problem = missing_route(spec.network, spec.pods, url, client_reads_proxies=True)
     if problem:
         raise UserError(f"{recipe.name}: runtime.endpoint.base_url: {url}: network.egress: {problem}")

@@ -40,7 +40,7 @@ SPOT_SELECTORS: dict[str, dict[str, str]] = {
     "karpenter": {"karpenter.sh/capacity-type": "spot"},
     "other": {},
 }
-# Older or other names of such machines, on which nothing is rendered.
+# Older and other labels of such machines, which are never rendered.
 OTHER_SPOT_SELECTORS: tuple[dict[str, str], ...] = (
     {"cloud.google.com/gke-preemptible": "true"},
     {"kubernetes.azure.com/scalesetpriority": "spot"},
@@ -59,7 +59,7 @@ LOST_NODE_DEFAULT_S = 300
 TOKEN_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"  # in which clients look for a token of the API
 SUBMITTER_MODULE = "pipelines.jobs.submitter"
 
-# Every rendered object carries this label. Rules of this project apply to manifests with it only.
+# Every rendered object carries this label. Rules of this project apply only to manifests with it.
 PART_OF_LABEL = "app.kubernetes.io/part-of"
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 PROJECT = "pos2distill"

@@ -60,7 +60,7 @@ class EgressRule(Section):
         return self
 
     def covers(self, address: str | None) -> bool:
-        """Whether it is a rule for addresses, and this is one of them; None: any."""
+        """Whether this is a rule for addresses that includes this address; None: any address."""
         if self.cidr is None or address is None:
             return self.cidr is not None
         return ipaddress.ip_address(address) in ipaddress.ip_network(self.cidr)

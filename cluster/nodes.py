@@ -67,7 +67,7 @@ class NodeSection(Section):
     disk: Quantity | None = Field(
         None,
         description="disk that pods can request on the machine (`kubectl describe node`: Allocatable, "
-        "ephemeral-storage); more is refused. Default: not checked, of which `render` warns",
+        "ephemeral-storage); more is refused. Default: not checked, and `render` warns of it",
     )
     instance_type: str | None = Field(None, description="the cloud's name of the machine, for example p4d.24xlarge")
     resources: dict[str, str] = Field(

@@ -26,7 +26,7 @@ SUBMITTER_SIZE = {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "2Gi"}
 AUTOSCALER_SIZE = {"cpu": "1", "memory": "2Gi"}
 COLLECTOR_SIZE = {"cpu": "200m", "memory": "256Mi"}  # KubeRay's own limits
 
-# KubeRay gives a job up if its head has not answered for 300 s, so that the pod of a lost head must be deleted earlier.
+# KubeRay gives up a job if its head has not answered for 300 s, so that the pod of a lost head must be deleted earlier.
 _LOST_NODE_S = 60
 
 _WRITABLE_MOUNTS = (("tmp", "/tmp"), ("scratch", HOME))
@@ -41,7 +41,7 @@ _HEAD_PORTS = (("gcs-server", 6379), ("dashboard", 8265))
 
 
 def recipe_map_name(spec: ClusterSpec, recipe: RecipeFile) -> str:
-    """The name of the ConfigMap with the user's recipe, of which no other recipe replaces the content."""
+    """The name of the ConfigMap with the user's recipe. Each recipe has its own, so that none is overwritten."""
     return f"{spec.name}-recipe-{recipe.digest}"
 
 
@@ -124,8 +124,8 @@ def autoscaler_options() -> KubeManifest:
 def collector_options(spec: ClusterSpec, history: HistorySection) -> KubeManifest:
     """The container that KubeRay adds to the pods of the head and of all groups for its History Server.
 
-    It has the user and the identity of the pod. KubeRay 1.7 offers no security context for it, so that pods with it do
-    not fit the level Restricted.
+    It has the user and the identity of the pod. KubeRay 1.7 offers no security context for it, so pods with it do not
+    meet the level Restricted.
     """
     scheme, _, path = spec.storage.url.partition("://")
     bucket = path.partition("/")[0]

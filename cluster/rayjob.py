@@ -90,13 +90,13 @@ def submit(spec: ClusterSpec, manifests: Sequence[KubeManifest]) -> Outcome:
 
 
 def _identity(spec: ClusterSpec, manifest: KubeManifest) -> dict[str, Any]:
-    """Which object an action is about, and where the results of its study are; of a cluster without a job, None."""
+    """Which object an action is about, and where the results of its study are; None for a cluster without a job."""
     storage = storage_of_entrypoint(manifest.get("spec", {}).get("entrypoint", ""))
     return {"name": spec.name, "namespace": spec.namespace, "kind": manifest["kind"], "storage": storage}
 
 
 def _check_is_ours(spec: ClusterSpec, existing: dict[str, Any]) -> None:
-    """An object that would be replaced carries the labels of this spec."""
+    """Refuse to replace an object that lacks the labels of this spec."""
     labels = existing["metadata"].get("labels") or {}
     missing = [f"{key}={value}" for key, value in spec.labels.items() if labels.get(key) != value]
     if missing:
@@ -136,8 +136,8 @@ def _create(ray_job: KubeManifest) -> bool:
 def _submitted(spec: ClusterSpec, ray_job: KubeManifest, digest: str) -> KubeManifest:
     """A copy of the job that is created now: with its digest, and the time at which all its attempts end.
 
-    KubeRay's own deadline begins anew with every attempt, and ends one without a checkpoint. It alone holds in a queue,
-    in which a job may wait for longer than its deadline before its first attempt.
+    KubeRay's own deadline begins anew with every attempt, and ends one without a checkpoint. In a queue it is the only
+    limit, since a job may wait there for longer than its deadline before its first attempt.
     """
     submitted = copy.deepcopy(ray_job)  # the manifest belongs to the caller
     submitted["metadata"].setdefault("annotations", {})[_DIGEST_ANNOTATION] = digest

@@ -24,7 +24,7 @@ class RecipeFile:
 
     @property
     def digest(self) -> str:
-        """A changed recipe has another one."""
+        """A digest of the text; a changed recipe has a different one."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:8]
 
     @property

@@ -1,8 +1,8 @@
 """Whether the rendered network policy lets the pods connect to what a study needs.
 
-Only what no rule can allow is a fault. A policy sees the port of a pod, which may be another than that of its Service,
-so that a rule for a namespace may allow any server that may be in the cluster. Exceptions from proxies (`NO_PROXY`) are
-not read.
+Only a connection that no rule can allow is a fault. A policy sees the port of a pod, which may differ from that of its
+Service, so a rule for a namespace may allow any server that may be in the cluster. Exceptions from proxies (`NO_PROXY`)
+are not read.
 """
 
 from typing import NamedTuple
@@ -14,13 +14,13 @@ from .sections import PodsSection
 
 _PORTS = {"http": 80, "https": 443}
 _PROXY_PORTS = {**_PORTS, "socks5": 1080, "socks5h": 1080}
-# What a URL without a host of its own names, unless a variable names another server.
+# The server of a URL without a host, unless a variable names another server.
 _SERVICES = {"s3": "s3.amazonaws.com", "gs": "storage.googleapis.com", "hf": "huggingface.co"}
 _IGNORE_PROXIES = ("gs", "http", "https")  # gcsfs 2026.10 and fsspec's http: aiohttp reads no variables by itself
 
 
 class _Server(NamedTuple):
-    """name: in messages."""
+    """A server that pods connect to. name: for messages."""
 
     name: str
     scheme: str
@@ -29,7 +29,7 @@ class _Server(NamedTuple):
 
 
 def check_addresses(network: NetworkSection, pods: PodsSection) -> None:
-    """Refuse addresses of stores and proxies in `pods.env` that are none, and proxies that no rule can allow.
+    """Refuse invalid addresses of stores and proxies in `pods.env`, and proxies that no rule can allow.
 
     Raises:
         ValueError: naming the variable.
@@ -67,7 +67,7 @@ def missing_route(
 
 
 def _destination(pods: PodsSection, scheme: str, url: str) -> _Server | None:
-    """The server that holds what a URL names; None if that is not known here."""
+    """The server that a URL is opened from; None if it is not known here."""
     if scheme in _PORTS:
         try:
             server = _server("it", url)

@@ -47,7 +47,7 @@ _MAX_HEADER_BYTES = 100 << 20  # of safetensors
 
 # Memory of one GPU in GB, by the beginning of the machine's name:
 # https://cloud.google.com/compute/docs/gpus, https://aws.amazon.com/ec2/instance-types
-_GPU_MEMORY_GB = {
+GPU_MEMORY_GB = {
     **{"a2-highgpu-": 40, "a2-ultragpu-": 80, "a3-highgpu-": 80, "a3-megagpu-": 80, "a3-ultragpu-": 141},
     **{"g2-standard-": 24, "g5.": 24, "g6.": 24, "g6e.": 48},
     **{"p4d.": 40, "p4de.": 80, "p5.": 80, "p5e.": 141, "p5en.": 141},
@@ -179,7 +179,7 @@ def hidden_state_bytes(spec: ClusterSpec, study: Study) -> float:
 
 
 def _gpu_memory(node: NodeSection) -> float | None:
-    for prefix, gigabytes in _GPU_MEMORY_GB.items():
+    for prefix, gigabytes in GPU_MEMORY_GB.items():
         if str(node.instance_type).startswith(prefix):
             return gigabytes * 1e9
     return None
@@ -188,7 +188,7 @@ def _gpu_memory(node: NodeSection) -> float | None:
 def _boundary_bytes(spec: ClusterSpec, study: Study, tokens: int) -> float:
     """Activations at the boundaries of layers, which gradient checkpointing keeps; 0 for a model of unknown shape.
 
-    Without checkpointing, all activations are kept, which are more by a factor that depends on the model's kernels.
+    Without checkpointing, all activations are kept; they are larger by a factor that depends on the model's kernels.
     """
     shape = KNOWN_SHAPES.get(study.model.path.rstrip("/").rpartition("/")[2])
     if shape is None or spec.model_billions is not None:

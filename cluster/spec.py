@@ -102,7 +102,7 @@ class ClusterSpec(Section):
     def scales(self) -> bool:
         """Whether groups grow and shrink. Kueue admits a job as a whole and rejects clusters that do.
 
-        The exception are its elastic jobs, which are behind a feature gate.
+        Its elastic jobs, which are behind a feature gate, are the exception.
         """
         return self.job.queue is None or self.job.elastic
 

@@ -90,7 +90,7 @@ def _missing_credentials(spec: ClusterSpec, storage: str) -> Iterator[str]:
     if scheme not in _OTHER_STORES[spec.platform]:
         return
     variables = _variables(spec)
-    # On machines of one's own, an account may have rights by means that are not known here.
+    # On a user's own machines, an account may have rights by means that are not known here.
     has_account = spec.pods.service_account is not None or bool(spec.pods.service_account_annotations)
     if not variables.intersection(_CREDENTIALS[scheme]) and not (spec.platform == "other" and has_account):
         yield (
@@ -100,7 +100,7 @@ def _missing_credentials(spec: ClusterSpec, storage: str) -> Iterator[str]:
 
 
 def _missing_identity(spec: ClusterSpec, storage: str) -> Iterator[str]:
-    """The pods use the cloud's own store: as which of its accounts, and can they ask for that account's token?"""
+    """If the pods use the cloud's own store: whether they have an account of the cloud and can request its token."""
     scheme = storage.partition("://")[0]
     annotation = _IDENTITIES.get((spec.platform, scheme))
     variables = _variables(spec)
@@ -144,7 +144,7 @@ def _missing_tracker_key(spec: ClusterSpec, recipe: Recipe) -> Iterator[str]:
 
 
 def _too_many_workers(spec: ClusterSpec, recipe: Recipe) -> Iterator[str]:
-    """With fewer than `runtime.trainers.workers` the job is refused; more than fit are only never reached."""
+    """Too few nodes for `runtime.trainers.workers` are an error; a maximum that does not fit is only never reached."""
     trainers, group = recipe.runtime.trainers, spec.training
     room = group.max * actors_per_node(trainers, group, is_trainer=True)
     if trainers.max_workers is not None and trainers.max_workers > room:
@@ -155,7 +155,7 @@ def _too_many_workers(spec: ClusterSpec, recipe: Recipe) -> Iterator[str]:
 
 
 def _unseen_by_collector(spec: ClusterSpec) -> Iterator[str]:
-    """KubeRay gives the variables of the Ray container to no other one. The collector writes to `storage.url` only."""
+    """KubeRay passes the Ray container's variables to no other container. The collector writes only to the storage."""
     if spec.history is None:
         return
     scheme = spec.storage.url.partition("://")[0]

@@ -59,7 +59,11 @@ def checked_name(name: str) -> str:
 
 
 def check_labels(labels: Mapping[str, str]) -> None:
-    """Raises: ValueError for keys and values that no label can have."""
+    """Refuse labels that Kubernetes does not accept.
+
+    Raises:
+        ValueError: for keys and values that no label can have.
+    """
     for key, value in labels.items():
         if not is_qualified_name(key):
             raise ValueError(f"'{key[:SHOWN]}' {KEY_MESSAGE}")
@@ -68,14 +72,22 @@ def check_labels(labels: Mapping[str, str]) -> None:
 
 
 def check_annotations(annotations: Mapping[str, str]) -> None:
-    """Raises: ValueError for keys that no annotation can have. Their values are free."""
+    """Refuse annotations that Kubernetes does not accept.
+
+    Raises:
+        ValueError: for keys that no annotation can have. Their values are free.
+    """
     for key in annotations:
         if not is_qualified_name(key.lower()):
             raise ValueError(f"'{key[:SHOWN]}' {KEY_MESSAGE}")
 
 
 def check_image(image: str) -> None:
-    """Raises: ValueError with the nearest valid reference, if a machine could not pull this image."""
+    """Refuse a text that is no reference to an image.
+
+    Raises:
+        ValueError: with the nearest valid reference, if a machine could not pull this image.
+    """
     if _IMAGE.fullmatch(image):
         return
     # A tag has no slash; a colon before a slash is that of a port.
@@ -89,7 +101,11 @@ def check_image(image: str) -> None:
 
 
 def check_pinned(image: str) -> None:
-    """Raises: ValueError if this is no reference of an image, or one without a version."""
+    """Refuse an image without a version.
+
+    Raises:
+        ValueError: if this is no reference of an image, or one without a version.
+    """
     check_image(image)
     name = image.rpartition("/")[2]  # a registry's port also follows a colon
     tag = name.partition("@")[2] or name.partition(":")[2]

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from pos2distill.errors import ExitCode
 
-# A Kubernetes object, or a part of one, as plain Python data. (`Manifest` alone is the artifact store's word.)
+# A Kubernetes object, or a part of one, as plain Python data. (`Manifest` alone is a class of the artifact store.)
 KubeManifest = dict[str, Any]
 
 

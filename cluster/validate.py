@@ -28,7 +28,7 @@ class Finding:
     """One line of a report.
 
     document: 1 for the first one of the file. title: kind and name of the manifest. path: of the field. All three are
-    None where it is about no single manifest.
+    None if the finding is not about a single manifest.
     """
 
     level: Level
@@ -106,7 +106,7 @@ def _check_one(manifest: KubeManifest, published: dict[tuple[str, str], Any]) ->
 
 
 def _namespace_of_own(manifest: KubeManifest, namespaces: dict[str, object]) -> str | None:
-    """The namespace of the objects before, if it is another one than that of this object of the same cluster."""
+    """The namespace of the earlier objects of the same cluster, if this object has a different one."""
     metadata = Fields("", manifest).mapping("metadata")
     instance = metadata.mapping("labels").get(INSTANCE_LABEL)
     if not is_own(Fields("", manifest)) or not isinstance(instance, str):

@@ -88,16 +88,16 @@ def run_browsing(options: argparse.Namespace) -> None:
 
 
 def _inspect(options: argparse.Namespace) -> None:
-    from .inspection.inspect import Selection, inspect, require_limit
+    from .inspection.inspect import QuestionFilter, inspect, require_limit
 
     require_limit(options.limit)
     # One more than is shown, to say whether there are more.
     limit = options.limit + 1 if options.limit else None
-    selection = Selection(options.example, options.position, options.outcome, limit)
+    question_filter = QuestionFilter(options.example, options.position, options.outcome, limit)
     count = 0
     shown = {name: getattr(options, name) for name in ("samples", "prompts", "entropy", "task")}
     question = None
-    for row in inspect(options.run, selection, **shown):
+    for row in inspect(options.run, question_filter, **shown):
         count += 1
         if count == limit:
             print(f"the first {options.limit}; --limit 0 shows all", file=sys.stderr)

@@ -53,7 +53,7 @@ _CLUSTER_OPTIONS = {
     "server": RENDERING,
 }
 # How long an attempt of a job on a cluster waits before it ends with an error that may pass.
-_OUTAGE_S = 900.0
+_FAILED_ATTEMPT_SECONDS = 900.0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -132,8 +132,9 @@ def _stop_retries(why: str = NOT_RETRIED) -> None:
 def _wait_out() -> None:
     """On such a cluster, leave a storage, a hub or the network time to come back: of attempts there are few."""
     if os.environ.get(JOB_DASHBOARD_VARIABLE):
-        print(f"this attempt ends in {_OUTAGE_S / 60:g} minutes, since the cause may pass", file=sys.stderr, flush=True)
-        time.sleep(_OUTAGE_S)
+        minutes = _FAILED_ATTEMPT_SECONDS / 60
+        print(f"this attempt ends in {minutes:g} minutes, since the cause may pass", file=sys.stderr, flush=True)
+        time.sleep(_FAILED_ATTEMPT_SECONDS)
 
 
 def _report_error(line: str) -> int:

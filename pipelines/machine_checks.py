@@ -20,7 +20,7 @@ from pos2distill.urls import open_url, storage_errors
 
 from .model_checks import count_parameters
 from .pending_run import PendingRun
-from .setting_warnings import warn_of_unused_gpus
+from .setting_warnings import warn_of_unused_local_gpus
 
 _CONNECT_SECONDS = 8.0  # with all else that a refusal takes, less than 10
 
@@ -115,7 +115,7 @@ def check_gpus(run: PendingRun) -> None:
     if runtime.executor == "ray" and names_cluster():
         return
     pools = run.model_pools
-    warn_of_unused_gpus(run.recipe, pools, hardware.visible_gpus())
+    warn_of_unused_local_gpus(run.recipe, pools, hardware.visible_gpus())
     wanted = [f"runtime.{name}.gpus" for name in pools if getattr(runtime, name).gpus > 0]
     if not wanted:
         return

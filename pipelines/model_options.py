@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pos2distill.config import Recipe
-from pos2distill.config.evaluation_recipe import DEFAULT_EXAMPLES, DEFAULT_SLOTS, evaluation_recipe
+from pos2distill.config.evaluation_recipe import DEFAULT_EVALUATED_SLOTS, DEFAULT_EXAMPLES, evaluation_recipe
 from pos2distill.config.load import load_recipe
 from pos2distill.config.overrides import sets
 from pos2distill.config.yaml_reader import parse_value
@@ -37,7 +37,8 @@ def add_model_options(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--slots",
         metavar="N|all|[…]",
-        help=f"how many evaluated slots, spread evenly (default {DEFAULT_SLOTS}, or all), or a list counted from 0",
+        help=f"how many evaluated slots, spread evenly (default {DEFAULT_EVALUATED_SLOTS}, or all), or a list counted "
+        "from 0",
     )
 
 

@@ -355,7 +355,7 @@ def _require_reorderable(name: str, other: Study) -> None:
 
 
 def with_canonical_slot(study: Study) -> Study:
-    """The study with `first` or `last` in place of an advantageous slot that is the same by its number."""
+    """Replace a numeric advantageous slot by the equivalent `first` or `last`."""
     slot = study.method.advantageous_slot
     if isinstance(slot, str):
         return study

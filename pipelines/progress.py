@@ -39,12 +39,12 @@ class Figures:
 
 
 class Pace:
-    """How fast a stage gets on, and how long the rest will take.
+    """How fast a stage progresses, and how long the rest will take.
 
-    The clock starts with the first result of this run. Until then processes start and models load, which tells nothing
-    of the rest; that result itself, begun before the clock, is not counted. Results come by the batch: while one is
-    under way its time runs off what is left, and only a batch that takes longer than those before it makes the rate
-    smaller.
+    The clock starts with the first result of this run. Until then processes start and models load, which says nothing
+    about the rest. That result is not counted, since its computation began before the clock. Results come in batches:
+    while a batch is running, its elapsed time is subtracted from the time left, and only a batch that takes longer than
+    the previous ones lowers the rate.
     """
 
     def __init__(self, total: int, done: int) -> None:
@@ -96,11 +96,11 @@ def show_progress(spec: ProgressSpec, read: Callable[[], RunProgress | None], *,
     Args:
         read: the latest figures; None while they cannot be had. hint: shown where nothing gets finished for long.
     """
-    with _shown(_of_tracker(spec, read, hint)):
+    with _shown(tracked(spec, read, hint)):
         yield
 
 
-def _of_tracker(spec: ProgressSpec, read: Callable[[], RunProgress | None], hint: str = "") -> "_Counted":
+def tracked(spec: ProgressSpec, read: Callable[[], RunProgress | None], hint: str = "") -> "Counted":
     """What is shown of a stage with a tracker."""
     done = spec.stored.get("kept", 0) if spec.label == "sample" else spec.trained
 
@@ -112,7 +112,7 @@ def _of_tracker(spec: ProgressSpec, read: Callable[[], RunProgress | None], hint
         count = min(progress.count(spec.label), spec.total)
         return Figures(count, str(progress), "" if _has_begun(spec, progress) else _STARTING)
 
-    return _Counted(spec.label, spec.total, done, "sample", figures, hint)
+    return Counted(spec.label, spec.total, done, "sample", figures, hint)
 
 
 def _has_begun(spec: ProgressSpec, progress: RunProgress) -> bool:
@@ -146,7 +146,7 @@ def show_stage(label: str, total: int, *, done: int, unit: str) -> Iterator[Stag
         done: of an earlier run. unit: what is counted, in the singular.
     """
     stage = StageProgress(done)
-    with _shown(_Counted(label, total, done, unit, stage.figures)):
+    with _shown(Counted(label, total, done, unit, stage.figures)):
         yield stage
 
 
@@ -161,7 +161,7 @@ def is_quiet() -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Counted:
+class Counted:
     """What is shown: a label, the total, what an earlier run has done of it, in which unit, and the latest figures.
 
     hint: shown too where nothing gets finished for long.
@@ -176,9 +176,9 @@ class _Counted:
 
 
 @contextmanager
-def _shown(counted: _Counted) -> Iterator[None]:
+def _shown(counted: Counted) -> Iterator[None]:
     """Show the figures while the body runs; on a terminal also those after it."""
-    show = _show_bar if sys.stderr.isatty() and not is_quiet() else _show_lines
+    show = show_bar if sys.stderr.isatty() and not is_quiet() else show_lines
     finished = threading.Event()
     thread = threading.Thread(target=show, args=(counted, finished), name="progress", daemon=True)
     thread.start()
@@ -189,14 +189,15 @@ def _shown(counted: _Counted) -> Iterator[None]:
         thread.join()
 
 
-class _Event(Protocol):
+class RefreshEvent(Protocol):
     """What is waited for between refreshes."""
 
     def wait(self, timeout: float, /) -> bool:
         """Whether it happened within the time."""
 
 
-def _show_bar(counted: _Counted, finished: _Event) -> None:
+def show_bar(counted: Counted, finished: RefreshEvent) -> None:
+    """A progress bar, drawn at every refresh until the body has finished."""
     start = time.monotonic()
     # tqdm's own rate would take the time between two refreshes for that of a batch.
     bar_format = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit}s [{elapsed}{postfix}]"
@@ -211,7 +212,8 @@ def _show_bar(counted: _Counted, finished: _Event) -> None:
             bar.set_postfix_str(_joined(state, hint, figures.note))  # which draws the bar
 
 
-def _show_lines(counted: _Counted, finished: _Event) -> None:
+def show_lines(counted: Counted, finished: RefreshEvent) -> None:
+    """A line every few seconds until the body has finished."""
     start = last_line = time.monotonic()
     for figures, pace in _refreshes(counted, finished):
         now = time.monotonic()
@@ -226,7 +228,7 @@ def _show_lines(counted: _Counted, finished: _Event) -> None:
         print(_joined(finished_so_far, state, hint, figures.note), file=sys.stderr)
 
 
-def _hint(counted: _Counted, figures: Figures, pace: Pace, start: float, now: float) -> str:
+def _hint(counted: Counted, figures: Figures, pace: Pace, start: float, now: float) -> str:
     """Where to look if the stage does not begin, or nothing gets finished any more."""
     does_not_begin = bool(figures.waiting_for) and now - start > STALLED_SECONDS
     return counted.hint if does_not_begin or pace.is_stalled(now) else ""
@@ -236,7 +238,7 @@ def _joined(*parts: str) -> str:
     return "; ".join(filter(None, parts))
 
 
-def _refreshes(counted: _Counted, finished: _Event) -> Iterator[tuple[Figures, Pace]]:
+def _refreshes(counted: Counted, finished: RefreshEvent) -> Iterator[tuple[Figures, Pace]]:
     """The figures at every refresh, of which one comes after the end, so that the last figures are shown."""
     pace = Pace(counted.total, counted.done)
     is_last = False

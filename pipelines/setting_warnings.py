@@ -1,5 +1,6 @@
 """Warnings before a run: settings without effect, idle hardware, finished results that differ in precision alone."""
 
+import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,22 +25,19 @@ _SHORT_ANSWER = 100  # tokens, the defaults of `max_new_tokens`
 
 def warn_of_settings(recipe: Recipe, pending: Sequence[Stage]) -> None:
     """Print what a user would want to know before the stages run that are not finished."""
-    for name, condition in _without_effect(recipe.study):
-        warn_once(f"{name}: has no effect, since {condition}")
-    if difference := _other_precision(recipe, pending):
-        warn_once(difference)
-    for difference in _unlike_training(recipe):
-        warn_once(difference)
-    if any(stage.artifact.name == CHECKPOINT for stage in pending):
-        for problem in _of_training(recipe):
-            warn_once(problem)
-    for problem in _too_short_for_chains(recipe.study, pending):
-        warn_once(problem)
-    if _asks_for_other_answers(recipe.study):
-        warn_once("data.template.without_documents: does not ask for 'The answer is', which data.metric em judges")
+    warnings = itertools.chain(
+        _without_effect(recipe.study),
+        _other_precision(recipe, pending),
+        _unlike_training(recipe),
+        _of_training(recipe, pending),
+        _too_short_for_chains(recipe.study, pending),
+        _asks_for_other_answers(recipe.study),
+    )
+    for warning in warnings:
+        warn_once(warning)
 
 
-def warn_of_unused_gpus(recipe: Recipe, pools: Sequence[str], gpus: int) -> None:
+def warn_of_unused_local_gpus(recipe: Recipe, pools: Sequence[str], gpus: int) -> None:
     """Print the settings with which a run would use this machine's GPUs, if none of its pools asks for one.
 
     Args:
@@ -57,16 +55,16 @@ def warn_of_unused_gpus(recipe: Recipe, pools: Sequence[str], gpus: int) -> None
 def _settings_for_gpus(recipe: Recipe, pools: Sequence[str], gpus: int) -> list[str]:
     # Samplers and teachers run at the same time; in streamed mode trainers too.
     is_shared = gpus == 1 and "samplers" in pools and "teachers" in pools
-    shares = {pool: 0.5 if is_shared and pool != "trainers" else 1.0 for pool in pools}
-    settings = [f"runtime.{pool}.gpus={share:g}" for pool, share in shares.items()]
+    gpus_of = {pool: 0.5 if is_shared and pool != "trainers" else 1.0 for pool in pools}
+    settings = [f"runtime.{pool}.gpus={number:g}" for pool, number in gpus_of.items()]
     if is_shared and recipe.study.model.engine == "vllm":
         settings.append("runtime.vllm.gpu_memory_utilization=0.5")
-    if "trainers" in pools and sum(shares.values()) > gpus and recipe.runtime.mode == "streamed":
+    if "trainers" in pools and sum(gpus_of.values()) > gpus and recipe.runtime.mode == "streamed":
         settings.append("runtime.mode=staged")
     return settings
 
 
-def _without_effect(study: Study) -> Iterator[tuple[str, str]]:
+def _without_effect(study: Study) -> Iterator[str]:
     """Settings of a method that is not chosen, and what is chosen instead."""
     inference, method = study.inference, study.method
     defaults = type(inference).model_fields
@@ -74,11 +72,11 @@ def _without_effect(study: Study) -> Iterator[tuple[str, str]]:
         if getattr(inference, name) == defaults[name].default:
             continue
         if inference.method != user:
-            yield f"inference.{name}", f"inference.method is {inference.method}, not {user}"
+            yield f"inference.{name}: has no effect, since inference.method is {inference.method}, not {user}"
         elif name == "search" and inference.scales:
-            yield "inference.search", "inference.scales are given"
+            yield "inference.search: has no effect, since inference.scales are given"
     if method.view not in ("skip", "cyclic") and method.view_weight != type(method).model_fields["view_weight"].default:
-        yield "method.view_weight", f"method.view is {method.view}"
+        yield f"method.view_weight: has no effect, since method.view is {method.view}"
 
 
 def _too_short_for_chains(study: Study, pending: Sequence[Stage]) -> Iterator[str]:
@@ -95,8 +93,10 @@ def _too_short_for_chains(study: Study, pending: Sequence[Stage]) -> Iterator[st
             )
 
 
-def _of_training(recipe: Recipe) -> Iterator[str]:
+def _of_training(recipe: Recipe, pending: Sequence[Stage]) -> Iterator[str]:
     """Rates that are too high, or so low that adapters change no digit of a weight; workers without rows."""
+    if all(stage.artifact.name != CHECKPOINT for stage in pending):
+        return
     study, trainers = recipe.study, recipe.runtime.trainers
     rate = study.training.learning_rate
     if rate > _HIGH_RATE:
@@ -126,12 +126,13 @@ def _rows_of_batch(study: Study) -> int:
     return max(1, examples * method.computed_rows_per_example)
 
 
-def _asks_for_other_answers(study: Study) -> bool:
-    """Whether prompts without documents do not ask for what the metric judges, as those with documents may."""
+def _asks_for_other_answers(study: Study) -> Iterator[str]:
+    """A template whose prompts without documents do not ask for what the metric judges."""
     template = study.data.template
     if template is None or not study.evaluation.reference_prompts or study.data.metric != "em":
-        return False
-    return not template.asks_for_conclusion_without_documents
+        return
+    if not template.asks_for_conclusion_without_documents:
+        yield "data.template.without_documents: does not ask for 'The answer is', which data.metric em judges"
 
 
 # What makes the text of prompts, and its value where a record has none.
@@ -164,10 +165,10 @@ def _shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _other_precision(recipe: Recipe, pending: Sequence[Stage]) -> str | None:
-    """A finished stage of the same settings in a precision that `auto` chose on another machine."""
+def _other_precision(recipe: Recipe, pending: Sequence[Stage]) -> Iterator[str]:
+    """The first finished stage of the same settings in a precision that `auto` chose on another machine."""
     if not recipe.auto_precisions:
-        return None
+        return
     settings = recipe.study.model_dump(mode="json")
     for stage in pending:
         for fingerprint in other_fingerprints(recipe.storage, stage.artifact.name, [stage.fingerprint]):
@@ -176,11 +177,11 @@ def _other_precision(recipe: Recipe, pending: Sequence[Stage]) -> str | None:
             changed.pop("model.revision", None)  # recorded of a hub model is the commit that it had
             if changed and changed.keys() <= set(recipe.auto_precisions):
                 words = " ".join(f"{name}={value}" for name, value in changed.items())
-                return (
+                yield (
                     f"{recipe.storage}: holds a finished stage '{stage.name}' made with {words}, which is not used, "
                     f"since auto chooses another precision on this CPU; add {words} to use it"
                 )
-    return None
+                return
 
 
 def _recorded(artifact: Artifact, settings: Mapping[str, Any]) -> dict[str, Any] | None:

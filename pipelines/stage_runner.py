@@ -58,7 +58,8 @@ def run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage], lease: Lease
 
 
 def _check_finished(stage: Stage) -> None:
-    """
+    """Check that a finished checkpoint is whole.
+
     Raises:
         UserError: if a finished checkpoint is not whole.
     """
@@ -107,8 +108,8 @@ class _StageRunner:
 def driver_lease(recipe: Recipe) -> Iterator[Lease]:
     """The right to make artifacts in the storage, which one driver at a time has.
 
-    If it is lost, the program ends at once. A process that only calls these functions, such as a notebook, is not
-    ended, but the call.
+    If it is lost, the program ends at once. In a process that only calls these functions, such as a notebook, only the
+    call fails.
 
     Raises:
         TransientError: if the lease is lost in such a process.

@@ -17,7 +17,7 @@ SCHEMA_VERSION = 7
 
 Slots = tuple[int, ...]
 Tokens = npt.NDArray[np.int32]
-Floats = npt.NDArray[np.float32]
+Logprobs = npt.NDArray[np.float32]
 
 _METADATA = {"schema_version": str(SCHEMA_VERSION)}
 _TOKENS = pa.list_(pa.int32())
@@ -69,7 +69,7 @@ class TopKLogprobs:
     """
 
     ids_SK: Tokens
-    logprobs_SK: Floats
+    logprobs_SK: Logprobs
 
     def __getitem__(self, positions: slice) -> "TopKLogprobs":
         return TopKLogprobs(self.ids_SK[positions], self.logprobs_SK[positions])

@@ -146,7 +146,7 @@ def running_containers(manifest: Fields) -> list[Fields]:
 
 
 def all_containers(manifest: Fields) -> list[Fields]:
-    """Those, and the ones that run before them."""
+    """The running containers, and those that run before them."""
     prepared = [container for pod in pods_of(manifest) for container in pod.mappings("initContainers")]
     return prepared + running_containers(manifest)
 

@@ -49,13 +49,14 @@ def head_is_not_on_spot_machines(manifest: Fields) -> Iterator[Violation]:
 
 
 def head_leaves_a_lost_node(manifest: Fields) -> Iterator[Violation]:
-    """KubeRay gives a job up if its head does not answer for 300 s, so that its pod must be deleted earlier."""
+    """KubeRay gives up a job if its head does not answer for 300 s, so that its pod must be deleted earlier."""
     cluster = cluster_of(manifest)
     if not cluster:
         return
     pod = cluster.mapping("headGroupSpec", "template", "spec")
     for taint in LOST_NODE_TAINTS:
-        # The first one counts. Without a time, it is for ever; without any, Kubernetes adds one of its default time.
+        # The first toleration counts. Without a time, it lasts for ever; without a toleration, Kubernetes adds one with
+        # its default time.
         matching = [each for each in pod.mappings("tolerations") if _tolerates(each, taint, "NoExecute")]
         seconds = matching[0].integer("tolerationSeconds") if matching else LOST_NODE_DEFAULT_S
         if seconds is None or seconds >= LOST_NODE_DEFAULT_S:
@@ -64,7 +65,7 @@ def head_leaves_a_lost_node(manifest: Fields) -> Iterator[Violation]:
 
 
 def _tolerates(toleration: Fields, taint: str, effect: str) -> bool:
-    # A toleration without a key is one of every taint, and without an effect one of every effect.
+    # A toleration without a key matches every taint, and one without an effect matches every effect.
     return toleration.get("key") in (None, "", taint) and toleration.get("effect") in (None, "", effect)
 
 

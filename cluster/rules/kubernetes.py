@@ -226,7 +226,10 @@ def _check_amounts(amounts: Fields) -> Iterator[Violation]:
 
 
 def _is_resource(name: str) -> bool:
-    """Those of devices have a domain. Source: ValidateContainerResourceName of Kubernetes."""
+    """Whether this names a resource; those of devices have a domain.
+
+    Source: ValidateContainerResourceName of Kubernetes.
+    """
     if "/" in name:
         return is_qualified_name(name)
     return name in _RESOURCES or name.startswith("hugepages-")

@@ -26,7 +26,7 @@ _DNS_PORT = 53
 
 
 def kind_is_rendered(manifest: Fields) -> Iterator[Violation]:
-    """This project renders seven kinds; another one with its label is a misspelt one."""
+    """This project renders seven kinds; another kind with its label is misspelt."""
     kind, api_version = manifest.text("kind"), manifest.text("apiVersion")
     if kind not in API_VERSIONS:
         yield manifest.violation(
@@ -87,7 +87,7 @@ def budget_protects_what_may_not_be_drained(manifest: Fields) -> Iterator[Violat
 def policy_restricts_connections(manifest: Fields) -> Iterator[Violation]:
     """A rule without peers allows everything. Only rules for a group of addresses or pods are rendered.
 
-    Egress to every address is: a bucket has no fixed ones. It is limited to ports.
+    Egress to every address is rendered too, limited to ports, since a bucket has no fixed address.
     """
     spec = manifest.mapping("spec")
     if manifest.get("kind") != "NetworkPolicy":

@@ -110,7 +110,7 @@ def gpu_pods_tolerate_gpu_machines(manifest: Fields) -> Iterator[Violation]:
     """GKE and NVIDIA's operator taint machines with GPUs."""
     for node in nodes_of(manifest):
         tolerations = node.mapping("template", "spec").mappings("tolerations")
-        # A toleration without a key is one of every taint.
+        # A toleration without a key matches every taint.
         tolerates = any(toleration.get("key") in (None, GPU) for toleration in tolerations)
         if gpu_limit(ray_container(node)) and not tolerates:
             message = f"missing for {GPU}: machines with GPUs are tainted; add it with operator Exists"

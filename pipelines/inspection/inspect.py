@@ -22,7 +22,7 @@ _SAMPLE_OUTCOMES = ("kept", "wrong", "empty", "failed", "cut")
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class QuestionFilter:
     """Which questions to show.
 
     example: an id, or text in the id or the question. position: of the gold documents, as shown, such as `3` or `1>5`.
@@ -48,7 +48,7 @@ class Selection:
 
 def inspect(
     run: str,
-    selection: Selection,
+    question_filter: QuestionFilter,
     *,
     samples: bool,
     prompts: bool,
@@ -82,17 +82,17 @@ def inspect(
             f"--entropy: {artifact.url} holds no teacher states, which method.teacher=cached stores "
             f"(here {study.method.teacher})"
         )
-    _require_outcome(selection.outcome, artifact)
+    _require_outcome(question_filter.outcome, artifact)
     is_of_samples = artifact.name == SAMPLES
     rows = sample_rows(artifact, study, entropy=entropy) if is_of_samples else answer_rows(artifact, study)
     prompt_text = PromptText(study) if prompts else None
     shown = 0
     positions: set[str] = set()
     for row in rows:
-        if shown == selection.limit:
+        if shown == question_filter.limit:
             return
         positions.add(row.values["position"])
-        if not selection.accepts(row.values):
+        if not question_filter.accepts(row.values):
             continue
         shown += 1
         values = dict(row.values)
@@ -101,9 +101,9 @@ def inspect(
         if prompt_text is not None:
             values["prompt"] = prompt_text(row.prompt)
         yield values
-    if is_finished and positions and selection.position is not None and selection.position not in positions:
+    if is_finished and positions and question_filter.position is not None and question_filter.position not in positions:
         evaluated = ", ".join(sorted(positions, key=position_order))
-        raise UserError(f"--position: {selection.position}: expected one of those evaluated: {evaluated}")
+        raise UserError(f"--position: {question_filter.position}: expected one of those evaluated: {evaluated}")
 
 
 def require_limit(limit: int) -> None:

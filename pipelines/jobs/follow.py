@@ -9,8 +9,8 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from pos2distill.errors import ExitCode, UserError
 
-_QUIET_S = 60.0  # without log lines for this long, the log is requested again: the connection may be dead
-_OUTAGE_S = 120.0  # without an answer for this long, the cluster counts as unreachable
+_QUIET_SECONDS = 60.0  # without log lines for this long, the log is requested again: the connection may be dead
+_UNREACHABLE_SECONDS = 120.0  # without an answer for this long, the cluster counts as unreachable
 
 
 def follow(client: JobSubmissionClient, job: str) -> JobDetails:
@@ -33,9 +33,10 @@ def follow(client: JobSubmissionClient, job: str) -> JobDetails:
         except (OSError, RuntimeError) as error:
             if f"{job} does not exist" in str(error):
                 raise _unknown(job) from None
-            if now - silent > _OUTAGE_S:
+            if now - silent > _UNREACHABLE_SECONDS:
+                reason = " ".join(str(error).split())[:200]
                 raise UserError(
-                    f"{job}: no answer from the cluster for {_OUTAGE_S:.0f} s ({' '.join(str(error).split())[:200]}); "
+                    f"{job}: no answer from the cluster for {_UNREACHABLE_SECONDS:.0f} s ({reason}); "
                     f"the job may continue, and the same command follows it again"
                 ) from None
         else:
@@ -46,7 +47,7 @@ def follow(client: JobSubmissionClient, job: str) -> JobDetails:
             if not details.status.is_terminal():
                 silent = None
             # The end of the log is waited for, but not forever.
-            elif _show_rest(client, job, shown) or now - silent > _OUTAGE_S:
+            elif _show_rest(client, job, shown) or now - silent > _UNREACHABLE_SECONDS:
                 return details
         time.sleep(1)
 
@@ -67,7 +68,7 @@ async def _show(client: JobSubmissionClient, job: str, shown: int) -> int:
     chunks: Any = client.tail_job_logs(job)
     while True:
         try:
-            chunk = await asyncio.wait_for(anext(chunks), _QUIET_S)
+            chunk = await asyncio.wait_for(anext(chunks), _QUIET_SECONDS)
         except (StopAsyncIteration, TimeoutError, OSError, RuntimeError, aiohttp.ClientError):
             return shown
         # A new connection sends the log from its beginning, so what was already printed is skipped.

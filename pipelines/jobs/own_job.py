@@ -9,7 +9,7 @@ from ray.job_submission import JobSubmissionClient
 from pos2distill.environment import ignore_ray_addresses
 from pos2distill.placement import JOB_DASHBOARD_VARIABLE
 
-_STOP_S = 60.0
+_STOP_SECONDS = 60.0
 
 
 def stop_own_job(why: str) -> None:
@@ -33,4 +33,4 @@ def stop_own_job(why: str) -> None:
         print(f"the job could not be stopped: {error}", flush=True)
         return
     # Ray ends this process. If it ended by itself before, the job would have failed.
-    time.sleep(_STOP_S)
+    time.sleep(_STOP_SECONDS)

@@ -20,7 +20,7 @@ from pos2distill.placement import DEADLINE_PASSED, JOB_DEADLINE_VARIABLE
 from .follow import follow
 from .submit import connect
 
-RETRY_S = 5.0
+RETRY_SECONDS = 5.0
 
 
 def main() -> int:
@@ -51,7 +51,7 @@ def run_to_end(address: str, job: str, entrypoint: str) -> JobDetails:
             return follow(client, job)
         except (UserError, OSError, RuntimeError) as error:
             print(f"{job}: {' '.join(str(error).split())[:300]}; trying again", flush=True)
-        time.sleep(RETRY_S)
+        time.sleep(RETRY_SECONDS)
 
 
 def stop_at(address: str, job: str, deadline: float) -> None:
@@ -64,7 +64,7 @@ def stop_at(address: str, job: str, deadline: float) -> None:
             return
         except (UserError, OSError, RuntimeError) as error:  # also if the job is only about to be submitted
             print(f"{job}: {' '.join(str(error).split())[:300]}; trying again", flush=True)
-        time.sleep(RETRY_S)
+        time.sleep(RETRY_SECONDS)
 
 
 def _is_known(client: JobSubmissionClient, job: str) -> bool:

@@ -182,9 +182,9 @@ def read_refused(artifact: Artifact) -> pa.Table:
 def count_answers(examples: int, answers: Answers) -> dict[str, int]:
     """What became of every example and prompt, and the tokens of both unless a server did not count them.
 
-    Counts: refused of the examples are left out, because a server refuses a prompt of theirs; absent if there are none.
-    prompts = right + wrong, of the others; hit_max_tokens of them were cut off at the length limit;
-    thoughts and unfinished_thoughts as of `count_thoughts`.
+    Counts: refused of the examples are left out, because a server refuses one of their prompts; absent if there are
+    none. prompts = right + wrong, of the others; hit_max_tokens of them were cut off at the length limit; thoughts and
+    unfinished_thoughts as of `count_thoughts`.
     """
     predictions = answers.predictions
     right = pc.sum(predictions["correct"]).as_py()

@@ -112,7 +112,9 @@ def run(stage: Stage, context: RunContext) -> Manifest:
         sample.publish(samples, context.runtime, None)
         streamed = False
     job = _job(stage, context, samples)
-    spec = _resumed(sample.progress_spec(samples, context, "distill", epochs=job.study.training.epochs), stage.artifact)
+    spec = resumed_spec(
+        sample.progress_spec(samples, context, "distill", epochs=job.study.training.epochs), stage.artifact
+    )
     with context.executor.track(spec) as tracker:
         in_order = job.study.training.order == "fixed"
         stream = sample.sample_stream(samples, context.runtime, tracker, return_samples=True, preserve_order=in_order)
@@ -165,7 +167,7 @@ def check_executor(stage: Stage, executor: str) -> None:
         )
 
 
-def _resumed(spec: ProgressSpec, checkpoint: Artifact) -> ProgressSpec:
+def resumed_spec(spec: ProgressSpec, checkpoint: Artifact) -> ProgressSpec:
     """The progress of a run that continues from a checkpoint; its steps are logged up to that."""
     # A run that saves its first checkpoint writes the first steps.
     if not checkpoint.fs.exists(f"{checkpoint.path}/{STEPS_FOLDER}"):
@@ -198,7 +200,7 @@ def _keep_samples(samples: Stage, runtime: Runtime, progress: RunProgress) -> No
     """After training has failed, publish the samples if all are there.
 
     Raises:
-        UserError: as `sample.publish`; this error says what became of all.
+        UserError: as `sample.publish`; its message counts all samples.
     """
     if len(sample.selection(samples).missing):
         samples.artifact.add_seconds(sample.seconds(progress))

@@ -69,7 +69,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
         "accuracy": list(chosen.accuracy),
         "searched_slots": [list(placement.slots) for placement in placements],
         "unscaled": asdict(candidates[0]),
-        "best_by_generation": _best_so_far(generations),
+        "best_by_generation": best_so_far(generations),
     }
     counts = {
         "candidates": len(candidates),
@@ -84,7 +84,7 @@ def _search(stage: Stage, context: RunContext, layers: int) -> list[list[Candida
     """All generations; those that an earlier run has finished are read."""
     study = stage.study
     settings = study.inference.search
-    generations = _read_generations(stage.artifact)
+    generations = read_generations(stage.artifact)
     if len(generations) == settings.rounds:
         return generations
     placements = candidate_placements(study.data.documents, study.data.hops[0], settings.slots)
@@ -113,7 +113,7 @@ def _search(stage: Stage, context: RunContext, layers: int) -> list[list[Candida
                 generation.append(Candidate(genome, accuracy, fitness(accuracy, settings.gamma)))
             _write_generation(stage.artifact, number, generation)
             generations.append(generation)
-            shown.update(1, f"best fitness {_best_so_far(generations)[-1]:.3f}")
+            shown.update(1, f"best fitness {best_so_far(generations)[-1]:.3f}")
     return generations
 
 
@@ -143,7 +143,7 @@ def _scales(study: Study, genome: Genome, layers: int) -> tuple[float, ...]:
     return scales_of(genome, layers, study.inference.search.curve)
 
 
-def _best_so_far(generations: Sequence[Sequence[Candidate]]) -> list[float]:
+def best_so_far(generations: Sequence[Sequence[Candidate]]) -> list[float]:
     """The fitness of the best candidate up to each generation."""
     values: list[float] = []
     for generation in generations:
@@ -152,7 +152,12 @@ def _best_so_far(generations: Sequence[Sequence[Candidate]]) -> list[float]:
     return values
 
 
-def _read_generations(artifact: Artifact) -> list[list[Candidate]]:
+def read_generations(artifact: Artifact) -> list[list[Candidate]]:
+    """The generations that are stored, in order.
+
+    Raises:
+        UserError: if a file is corrupt.
+    """
     generations: list[list[Candidate]] = []
     for path in list_matching(artifact.fs, f"{artifact.path}/{_GENERATIONS}", "*.json"):
         with artifact.reading(f"{_GENERATIONS}/{path.rpartition('/')[2]}"):

@@ -44,7 +44,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_leaves_open(cls, settings: Any) -> Any:
-        """`weights: null` in YAML leaves a setting open whose default follows from others."""
+        """`weights: null` in YAML leaves open a setting whose default follows from others."""
         return without_null(settings, [name for name, field in cls.model_fields.items() if field.default_factory])
 
     @model_validator(mode="before")

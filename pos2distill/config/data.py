@@ -13,7 +13,7 @@ PromptStyle = Literal["qa", "kv", "plain", "coc", "reasoning", "template"]
 Metric = Literal["sub_em", "substring", "em"]
 
 _METRICS: dict[str, Metric] = {"kv": "substring", "reasoning": "em", "coc": "em"}
-"""By prompt, where it is not sub_em."""
+"""The metric by prompt, where it is not sub_em."""
 
 
 def _default_metric(settings: Mapping[str, Any]) -> Metric:

@@ -1,4 +1,4 @@
-"""A recipe without the settings that it would have anyway."""
+"""A recipe without the settings that equal their defaults."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -20,16 +20,17 @@ def all_settings(recipe: Recipe) -> dict[str, Any]:
 
 
 def changed_settings(recipe: Recipe) -> dict[str, Any]:
-    """The settings that differ from the defaults, of which many follow from other settings: loaded, they give the same.
+    """The settings that differ from the defaults, many of which follow from other settings. They load as this recipe.
 
-    Of a sweep, the studies of which can have different defaults, those that the recipe and the command line wrote.
+    The studies of a sweep can have different defaults, so for a sweep: those that the recipe and the command line
+    wrote.
     """
     settings = all_settings(recipe)
     if recipe.written:
         for name in recipe.study.model_dump():
             settings.pop(name)
         settings.update(recipe.written)
-    # Again, since a setting may be left out only once another one, which it would contradict, has been.
+    # Repeated, since some settings can be left out only after another one, which their defaults would contradict.
     while _leave_out_defaults(settings, recipe):
         pass
     return settings
@@ -64,7 +65,7 @@ def _leave_out_defaults(settings: dict[str, Any], recipe: Recipe) -> bool:
 
 
 def _leaves(settings: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """Every value that is no section: the mapping that holds it, and its name in that."""
+    """Every value that is not a section: the mapping that holds it, and its name there."""
     for name, value in settings.items():
         if name == "sweep":  # it is not in the study that is compared
             continue
@@ -75,7 +76,7 @@ def _leaves(settings: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def _gives(settings: dict[str, Any], recipe: Recipe) -> bool:
-    """Whether the settings are those of the recipe, with all that follows from them."""
+    """Whether the settings resolve to this recipe."""
     study = {name: value for name, value in settings.items() if name in type(recipe.study).model_fields}
     try:
         other = Recipe.model_validate(

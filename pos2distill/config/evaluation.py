@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from pos2distill.config.base import Count, Section, without_null
-from pos2distill.config.method import DEFAULT_SLOTS
+from pos2distill.config.method import DEFAULT_SLOT_LIMIT
 
 
 class EvaluationSection(Section):
@@ -19,7 +19,7 @@ class EvaluationSection(Section):
     )
     other_documents: tuple[int, ...] = Field((), description="further prompt lengths, in documents")
     other_slots: Literal["all", "pairs"] | Count = Field(
-        default_factory=lambda settings: min([DEFAULT_SLOTS, *settings.get("other_documents", ())]),
+        default_factory=lambda settings: min([DEFAULT_SLOT_LIMIT, *settings.get("other_documents", ())]),
         description="slots at each further length. Default: 10, or as many as the shortest of them has; of several "
         "hops pairs",
     )

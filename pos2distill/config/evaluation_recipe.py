@@ -11,7 +11,7 @@ from pos2distill.config.load import make_recipe
 from pos2distill.config.model import checkpoint_of
 from pos2distill.config.recipe import Recipe
 
-DEFAULT_EXAMPLES, DEFAULT_SLOTS = 100, 5  # 500 answers
+DEFAULT_EXAMPLES, DEFAULT_EVALUATED_SLOTS = 100, 5  # 500 answers
 
 
 def evaluation_recipe(
@@ -60,7 +60,8 @@ def evaluation_recipe(
         raw["runtime"]["endpoint"] = {"base_url": base_url}
     if slots is None:
         # From the whole recipe, since an override may set the number of documents. `make_recipe` changes its argument.
-        slots = min(DEFAULT_SLOTS, make_recipe(copy.deepcopy(raw), overrides, source="evaluate").study.data.documents)
+        study = make_recipe(copy.deepcopy(raw), overrides, source="evaluate").study
+        slots = min(DEFAULT_EVALUATED_SLOTS, study.data.documents)
     raw["evaluation"] = {"slots": slots}
     return make_recipe(raw, overrides, source="evaluate")
 

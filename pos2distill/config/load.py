@@ -203,7 +203,8 @@ def sweep_cells(recipe: Recipe) -> list[tuple[dict[str, Any], Recipe]]:
 
 
 def _check_sweep(recipe: Recipe) -> None:
-    """
+    """Refuse a sweep of what is not a setting of a study, and one of too many studies.
+
     Raises:
         UserError: naming a setting that cannot be swept, or if there are too many studies.
     """
@@ -253,12 +254,12 @@ def _make_cell(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
 
 
 def _set_swept(raw: dict[str, Any], dotted: str, value: Any) -> None:
-    """Set a swept setting. A section keeps the settings that the value does not name, if they can suit it."""
+    """Set a swept setting. A section keeps compatible settings that the value does not name."""
     # A copy, since paths in a section are resolved in place.
     swept, kept = copy.deepcopy(value), raw.get(dotted)
     if isinstance(kept, dict) and isinstance(swept, dict):
         if dotted == "inference" and swept.get("method") not in (None, kept.get("method")):
-            # Scales are of the method that they were written for; other settings are of one method each.
+            # Scales belong to the method that they were written for; each other setting belongs to one method.
             kept = {name: setting for name, setting in kept.items() if name != "scales"}
         swept = _merged(kept, swept)
     alone: dict[str, Any] = {}

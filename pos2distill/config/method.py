@@ -9,8 +9,8 @@ from pos2distill.config.base import Count, Section, without_null
 from pos2distill.config.method_table import METHODS, Method, MethodName, RowWeights
 from pos2distill.errors import did_you_mean
 
-DEFAULT_SLOTS = 10
-"""Slots to try for `auto`, and to evaluate at further prompt lengths."""
+DEFAULT_SLOT_LIMIT = 10
+"""The most slots that `auto` tries, and that are evaluated at a further prompt length, by default."""
 
 _DEFAULT_TOPK = 64
 
@@ -30,7 +30,7 @@ class MethodSection(Section):
         "auto: measured on the training examples; random: drawn for each example, the control of all others",
     )
     auto_slots: Literal["all"] | Count = Field(
-        DEFAULT_SLOTS,
+        DEFAULT_SLOT_LIMIT,
         description="auto: slots to try, spread evenly; of several hops the first slot, with the others next to it. "
         "Default: 10, or all if there are fewer",
     )
@@ -75,7 +75,7 @@ class MethodSection(Section):
         "topk: the sampler's most likely tokens, no teacher stage, approximate; none: of every method that needs "
         "no teacher",
     )
-    # Left out of dumps, and so of fingerprints, where the teacher has its advantage.
+    # Left out of dumps, and so of fingerprints, if the teacher's prompt is the advantageous one.
     teacher_slot: Literal["advantageous", "random"] = Field(
         "advantageous",
         exclude_if=lambda slot: slot == "advantageous",
@@ -143,8 +143,8 @@ class MethodSection(Section):
     def rows_per_example(self) -> int:
         """Rows of an example in a global batch: K, and one at the advantageous slot.
 
-        That one also for the baselines of R1 that do not compute it, so that they make as many steps. R2 has none,
-        since a batch of the paper is full without anchors.
+        The latter counts also for the baselines of R1, which do not compute it, so that they make as many steps. R2 has
+        none, since the paper's batches are full without anchors.
         """
         has_anchor_place = self.spec.reserves_anchor or self.anchor_weight > 0
         return self.k + has_anchor_place

@@ -18,7 +18,8 @@ class Method:
     target: the response of a row. sampled: from the advantageous prompt; gold: the data set's first answer.
     weights: of trivial rows, if `method.weights` is left open. allowed_weights: all that this method can use.
     anchor_weight: lambda, if `method.anchor_weight` is left open.
-    sum_over_k: whether the loss sums over the K trivial prompts of an example, as in the paper's R2, not averages.
+    sum_over_k: whether the loss sums over the K trivial prompts of an example, as in the paper's R2, instead of
+    averaging.
     reserves_anchor: whether a global batch has room for an anchor row of every example, also where none is computed.
     on_policy: every row's response is the student's own answer to the row's prompt, not one answer to the advantageous
         prompt for all rows of an example.

@@ -59,5 +59,5 @@ class ModelSection(Section):
 
     @property
     def is_served_name(self) -> bool:
-        """Whether `path` is a name on a server, and nothing of the model is here."""
+        """Whether `path` is a name on a server, and this machine has no file of the model."""
         return self.engine == "openai" and self.api == "chat"

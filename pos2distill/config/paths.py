@@ -74,7 +74,7 @@ def resolve_paths(raw: dict[str, Any]) -> None:
 
 
 def _refuse_misspelt_path(dotted: str, written: str) -> None:
-    """Refuse what would become a folder of an odd name, or the working directory.
+    """Refuse a path that would become a folder with an odd name, or the working directory.
 
     Raises:
         UserError: naming the setting.

@@ -74,7 +74,7 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _zero3_rounds_no_model(self) -> "Recipe":
-        """It computes with and exports weights of the training's precision; torch keeps those of the model."""
+        """ZeRO-3 computes with, and exports, weights of the training's precision; torch keeps those of the model."""
         study = self.study
         rounded = study.model.dtype == "float32" and study.training.precision == "bfloat16"
         if self.runtime.trainers.strategy == "zero3" and rounded:

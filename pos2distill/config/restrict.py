@@ -81,7 +81,7 @@ def validate_evaluated(raw: Mapping[str, Any]) -> Study:
     Its inference method may be that of another study, and need not suit the training examples and slots of this one.
 
     Raises:
-        ValidationError: if a section is invalid, or if two contradict each other, of which none is `inference`.
+        ValidationError: if a section is invalid, or if two sections other than `inference` contradict each other.
     """
     study = Study.model_validate({**raw, "inference": {}})
     inference = InferenceSection.model_validate(raw.get("inference", {}))

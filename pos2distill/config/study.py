@@ -11,7 +11,7 @@ from pos2distill.config.base import Section
 from pos2distill.config.data import DataSection
 from pos2distill.config.evaluation import EvaluationSection
 from pos2distill.config.inference import InferenceSection, SearchSection
-from pos2distill.config.method import DEFAULT_SLOTS, MethodSection
+from pos2distill.config.method import DEFAULT_SLOT_LIMIT, MethodSection
 from pos2distill.config.model import ModelSection
 from pos2distill.config.sampling import SamplingSection
 from pos2distill.config.training import TrainingSection
@@ -36,7 +36,7 @@ class Study(Section):
     @field_validator("model", mode="before")
     @classmethod
     def _resolve_model(cls, model: Any, info: ValidationInfo) -> Any:
-        """The model as `inference` changes it: every part that loads it knows its section alone."""
+        """The model with the changes of `inference`, since code that loads a model gets its section alone."""
         inference = info.data.get("inference")
         settings = model.model_dump() if isinstance(model, Section) else model
         if inference is None or not isinstance(settings, Mapping):
@@ -47,14 +47,14 @@ class Study(Section):
     @classmethod
     def _resolve_method(cls, method: Any, info: ValidationInfo) -> Any:
         """Fill in the settings that are left open and depend on other sections. `info.data`: the sections before."""
-        # What an earlier validation filled in is left out, since with other data it may be different.
+        # Values that an earlier validation filled in are left out, since they may differ with other data.
         settings, data = _as_written(method), info.data.get("data")
         if data is None or not isinstance(settings, Mapping):
             return method  # invalid, and refused as such
         resolved = dict(settings)
         if resolved.get("auto_slots") is None:
             # The number of tuples of adjacent slots: the gold documents of `auto` are next to each other.
-            resolved["auto_slots"] = min(DEFAULT_SLOTS, data.documents - max(data.hops) + 1)
+            resolved["auto_slots"] = min(DEFAULT_SLOT_LIMIT, data.documents - max(data.hops) + 1)
         return resolved
 
     @field_validator("sampling", mode="before")
@@ -150,7 +150,7 @@ class Study(Section):
         available = self.data.documents - hops[0] + 1
         if self.method.advantageous_slot == "auto" or inference.method == "reorder":
             _check_count("method.auto_slots", self.method.auto_slots, available)
-        # The default is lowered without a word (`candidate_placements`).
+        # The default is lowered silently (`candidate_placements`).
         default = SearchSection.model_fields["slots"].default
         searched = inference.search.slots
         if inference.searches_scales and searched > max(available, default):
@@ -176,7 +176,7 @@ class Study(Section):
     def _engine_has_the_method(self) -> "Study":
         if self.inference.method in ("ms_poe", "attention_buckets") and self.model.engine == "vllm":
             raise ValueError(
-                f"inference.method: '{self.inference.method}' changes attention in a way that vLLM has no place for; "
+                f"inference.method: '{self.inference.method}' changes attention in a way that vLLM does not support; "
                 f"set model.engine to hf"
             )
         measured = self.inference.method == "reorder" or self.inference.searches_scales

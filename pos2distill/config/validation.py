@@ -86,7 +86,7 @@ def to_user_error(
 
 
 def _has_problem_in(field: str, raw: Any, root: type[Section]) -> bool:
-    """Whether the first problem of a mapping is with this field too; its values may differ."""
+    """Whether the first problem of a mapping is in this field; its values may differ."""
     try:
         root.model_validate(raw)
     except ValidationError as error:

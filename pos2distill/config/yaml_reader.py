@@ -120,7 +120,7 @@ def _measure(node: yaml.Node, measured: dict[int, tuple[int, int] | None]) -> tu
     if id(node) in measured:
         known = measured[id(node)]
         if known is None:
-            raise _InvalidYaml(f"line {line}: an alias inside of what it stands for")
+            raise _InvalidYaml(f"line {line}: an alias inside the value that it stands for")
         return known
     measured[id(node)] = None
     if isinstance(node, yaml.MappingNode):

@@ -34,7 +34,8 @@ def summarise_analysis(
     """The figures of one model.
 
     Args:
-        passes: of `PASSES_SCHEMA`; predictions: of `PREDICTION_SCHEMA`, of which those at the length of training count.
+        passes: a table of `PASSES_SCHEMA`. predictions: a table of `PREDICTION_SCHEMA`; only those at the prompt length
+        of training are used.
         examples: those of the predictions, by id.
     """
     documents, seed = study.data.documents, study.evaluation.seed

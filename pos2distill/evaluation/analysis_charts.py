@@ -77,7 +77,7 @@ def _thought_shift_chart(analyses: Analyses) -> Spec:
         "description": "First failed step of chains by group of positions",
         "data": {"values": rows},
         "width": "container",
-        # A number, since Vega-Lite fits the width of no chart that has a height by step.
+        # A number, since Vega-Lite cannot fit the width of a chart whose height is given by step.
         "height": 28 * len(rows) // len(STEPS),
         "mark": "bar",
         "encoding": {"x": x, "y": y, "color": color, "order": {"field": "order"}, "tooltip": tooltip},
@@ -95,7 +95,7 @@ def _wrong_answers_chart(analyses: Analyses) -> Spec:
         for slot, answers in enumerate(wrong["by_slot"]):
             rows.append({"model": name, "position": slot + 1, "answers": answers})
     documents = next(iter(analyses.values()))["documents"]
-    # One name below the other, since both beside each other are wider than a phone.
+    # The names are stacked, since side by side they are wider than a phone.
     legend = {"orient": "top", "labelLimit": 0, "columns": 1}
     color = {"field": "model", "title": None, "scale": {"domain": names}, "legend": legend}
     x: Spec = {"field": "position", "type": "ordinal"}

@@ -1,8 +1,8 @@
 """Wrong-answer attribution: which document of the prompt holds the wrong answer that was given.
 
-What an answer says is its words without those of the question, after SQuAD's normalisation: of "The code of Misty Wolf
-is 12 96 ." to "what is the code of Misty Wolf ?" the words "12 96". A document holds the answer if its title and text
-contain all of these words. A rule of words: paraphrased answers are held by no document.
+An answer is reduced to its words that are not in the question, after SQuAD's normalisation: "The code of Misty Wolf is
+12 96 .", as an answer to "what is the code of Misty Wolf ?", becomes "12 96". A document holds the answer if its title
+and text contain all of these words. The rule compares words, so no document holds a paraphrased answer.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ def summarise_attribution(wrong: Sequence[tuple[Sequence[int], Sequence[int]]], 
     """The figures of `wrong_answers` in analysis.json.
 
     Args:
-        wrong: of each wrong answer the slots of the gold documents, and those that hold the answer.
+        wrong: for each wrong answer, the slots of the gold documents and of the documents that hold the answer.
     """
     slots_D = np.zeros(documents, int)
     counts = {"wrong": len(wrong), "one_document": 0, "gold_document": 0, "several_documents": 0, "no_document": 0}

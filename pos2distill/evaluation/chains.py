@@ -32,12 +32,13 @@ class Chain:
 
     failed: its first failed step.
         retrieval: it names a document that is not gold before it has named all gold ones, or never names all of them;
-        reasoning: an answer is nowhere before the conclusion, or the chain has none;
+        reasoning: no answer occurs before the conclusion, or the chain has no conclusion;
         answer: the conclusion is not right, though the chain contains the answer;
         none: right, with the right documents.
     correct: whether the answer is right, which it may be in spite of a failed step.
-    wrong_slot: of the document at which retrieval failed, 0-based; None if it named no wrong one, or a number that no
-        document has. golds_before: gold documents named before, the hop that failed.
+    wrong_slot: 0-based slot of the document at which retrieval failed; None if the chain named no wrong document, or a
+        number that no document has. golds_before: how many gold documents it named before, which is the index of the
+        hop that failed.
     """
 
     failed: Step

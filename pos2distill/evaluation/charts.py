@@ -31,8 +31,8 @@ _DARK = {
     "category": ["#fb923c", "#2dd4bf", "#c4b5fd", "#93c5fd", "#fde047", "#94a3b8"],
 }
 _MOST_BANDS = 3  # intervals that are drawn as bands, one over the other
-# Groups of steps in a chart of training, whatever the number of steps. A step weighs few positions, so that single
-# steps would make a heat map of weights noise.
+# A chart of training has this many groups of steps, whatever the number of steps. A single step weighs few positions,
+# so a heat map of single steps would show only noise.
 _LOSS_BUCKETS, _WEIGHT_BUCKETS = 120, 24
 
 _ACCURACY_AXIS = {"title": "accuracy", "format": "%"}
@@ -91,8 +91,8 @@ def curve_chart(
     Args:
         curves: by name, of prompts of one length.
         advantageous: 0-based slot to mark where the chart has lines. references: horizontal lines in such a chart, by
-            the curve's name: as of `summarise_references`. selectable: lines fade when a name of the legend
-            is chosen, except its own; for more curves than can be distinguished.
+            the curve's name: as of `summarise_references`. selectable: choosing a name in the legend fades all other
+            lines; for more curves than can be distinguished.
     """
     any_curve = next(iter(curves.values()))
     names = {name: f"{name} (mean {curve.mean:.3f})" for name, curve in curves.items()}
@@ -163,7 +163,7 @@ def _lines(curve: Curve, color: Spec, advantageous: int | None, *, selectable: b
         points["params"] = [{"name": "chosen", "select": select, "bind": "legend"}]
     if advantageous is not None:
         rule, name = _mark_advantageous(advantageous, curve.documents)
-        # The line is below the points, which answer to the pointer.
+        # The line is below the points, which react to the pointer.
         layers = [rule, *layers, name]
     return {"width": "container", "height": 300, "layer": layers}
 

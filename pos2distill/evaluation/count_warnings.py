@@ -1,10 +1,10 @@
-"""What a reader must know of a stage's counts, which are in its manifest."""
+"""Warnings about a stage's counts, which are in its manifest."""
 
 from collections.abc import Mapping
 
 
 def count_warnings(counts: Mapping[str, int]) -> list[str]:
-    """What a reader of a stage's counts must know. Args: as `truncation_warning`."""
+    """All warnings about a stage's counts. Args: as `truncation_warning`."""
     warnings = (
         refusal_warning(counts),
         truncation_warning(counts),
@@ -23,7 +23,7 @@ def refusal_warning(counts: Mapping[str, int]) -> str | None:
         return None
     return (
         f"{counts['refused']} of {counts['examples']} questions are left out at every position, since the server "
-        f"refused a prompt of theirs for its content; refused.parquet beside the answers has its reasons"
+        f"refused one of their prompts for its content; refused.parquet beside the answers has its reasons"
     )
 
 
@@ -76,13 +76,13 @@ def shortage_warning(counts: Mapping[str, int]) -> str | None:
         return None
     return (
         f"{counts['kept']} of {counts['wanted']} examples (data.train_examples) were kept after all "
-        f"{counts['sampled']} that may be sampled; raise data.train_candidates, give more data, or try another slot or "
-        f"model"
+        f"{counts['sampled']} candidates had been sampled; raise data.train_candidates, give more data, or try another "
+        f"slot or model"
     )
 
 
 def search_warning(counts: Mapping[str, int]) -> str | None:
-    """A warning if no answer is right with more than half the candidates of a search for RoPE scales, else None.
+    """A warning if more than half the candidates of a search for RoPE scales answer nothing right, else None.
 
     Args: as `truncation_warning`.
     """
@@ -90,7 +90,7 @@ def search_warning(counts: Mapping[str, int]) -> str | None:
     if 2 * useless <= candidates:
         return None
     return (
-        f"with {useless} of {candidates} candidates no answer is right, so that few were compared; lower "
+        f"{useless} of {candidates} candidates answer nothing right, so that few could be compared; lower "
         f"inference.search.largest, or increase inference.search.population"
     )
 

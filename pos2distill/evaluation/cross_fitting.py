@@ -17,17 +17,17 @@ from pos2distill.evaluation.statistics import Floats, Interval, bound_for_none, 
 from pos2distill.randomness import derive_generator
 
 _SPLITS = 200  # random divisions; others would change an estimate by less than a tenth of its standard error
-_RESAMPLE_SPLITS = 20  # of which the spread alone is used
+_RESAMPLE_SPLITS = 20  # only their spread is used
 
-# (R, S) accuracies that choose -> (R, S) what the measured accuracies are multiplied with.
+# (R, S) accuracies of the half that chooses -> (R, S) factors of the accuracies that the other half measures.
 _Contrast = Callable[[Floats], Floats]
 
 
 def corrected_gap(correct_ES: Floats, *, seed: int) -> float:
     """The GAP, cross-fitted: the best and the worst slot of one half are compared on the other.
 
-    It is 0 in expectation for a model without any effect of position, where max - min is above 0; it may be negative.
-    Half of the examples choose less well than all of them, so where slots differ by little, it is somewhat below the
+    If position has no effect, its expectation is 0, while that of max - min is above 0. It may be negative.
+    Half of the examples choose less well than all of them would, so if slots differ little, it is somewhat below the
     true GAP.
     """
     return float(_parts(correct_ES, correct_ES, _best_less_worst, seed).mean())
@@ -38,15 +38,15 @@ def gap_change(before_ES: Floats, after_ES: Floats, *, bootstrap_samples: int, s
 
         se = (b + min(b, sqrt(2) s)) / 2,   [change - sqrt((t se)^2 + x_before), change + sqrt((t se)^2 + x_after)]
 
-    b: the bootstrap's standard error; examples are resampled whole and stay in their half. s: that of the mean of what
-    each example adds to the change. b is right where slots differ clearly, and up to 1.4 times too large where they are
-    equal, since resampling changes which slot is chosen more often than new examples would. s leaves out that another
-    slot may be chosen: where two slots are equal, the variance is 2.1 s^2.
+    b: the bootstrap's standard error; examples are resampled whole and stay in their half. s: the standard error of the
+    mean of the examples' contributions to the change. b is right where slots differ clearly, and up to 1.4 times too
+    large where they are equal, since resampling changes which slot is chosen more often than new examples would. s
+    leaves out that another slot may be chosen: where two slots are equal, the variance is 2.1 s^2.
     A model whose slots differ by less has a corrected GAP that is further below the true one, so a fall of the GAP is
     overstated: by up to 3 points in the simulations of benchmarks/statistics.
-    x: what few wrong answers leave open beyond its standard error (`score_excess`): where a model is nearly always
-    right, its GAP may be clearly larger, and hardly smaller. Each side is at least what E equal examples leave open
-    (`bound_for_none`).
+    x: the uncertainty from few wrong answers that the standard error misses (`score_excess`): if a model is nearly
+    always right, its GAP may be clearly larger, but hardly smaller. Each side is at least the bound for E equal
+    examples (`bound_for_none`).
     Source: Zou and Donner 2008 (the interval of a difference from the sides of two).
     """
     return mean_gap_change(before_ES, [after_ES], bootstrap_samples=bootstrap_samples, seed=seed)
@@ -58,7 +58,7 @@ def mean_gap_change(
     """The mean of `gap_change` over several models on the same examples, and its 95 % interval over examples.
 
     Each model has its own best and worst slot. So this is not the change of the GAP of their average, in which slots
-    that differ from model to model cancel. What another training would change is not in the interval.
+    that differ from model to model cancel. The interval does not cover how much trainings differ.
     """
     if before_ES.shape[1] == 1:
         return 0.0, (0.0, 0.0)
@@ -68,7 +68,7 @@ def mean_gap_change(
     after_E = np.mean([_parts(each_ES, each_ES, _best_less_worst, seed) for each_ES in after], axis=0)
     after_R = np.mean([_resampled(each_ES, each_ES, _best_less_worst, count_RE, seed) for each_ES in after], axis=0)
     excess = (score_excess(before_ES), float(np.mean([score_excess(each_ES) for each_ES in after])))
-    return _with_interval(after_E - before_E, after_R - before_R, fixed_factor=2**0.5, excess=excess)
+    return with_interval(after_E - before_E, after_R - before_R, fixed_factor=2**0.5, excess=excess)
 
 
 def best_slot_change(
@@ -78,17 +78,17 @@ def best_slot_change(
 
     The slot that is best among the same answers is good by chance too, and a model that did not change would seem to
     lose there. So one half of the examples chooses the slot and the other half measures the change at it. The interval
-    is as of `gap_change`, with s for sqrt(2) s.
+    is that of `gap_change`, with s instead of sqrt(2) s.
     """
     change_ES = after_ES - before_ES
     if len(before_ES) == 1:  # it cannot be divided
         return float((_best(before_ES) * change_ES).sum()), (-1.0, 1.0)
     count_RE = resample_counts(len(before_ES), bootstrap_samples, seed)
     change_R = _resampled(before_ES, change_ES, _best, count_RE, seed)
-    return _with_interval(_parts(before_ES, change_ES, _best, seed), change_R, fixed_factor=1)
+    return with_interval(_parts(before_ES, change_ES, _best, seed), change_R, fixed_factor=1)
 
 
-def _with_interval(
+def with_interval(
     part_E: Floats, change_R: Floats, *, fixed_factor: float, excess: tuple[float, float] = (0.0, 0.0)
 ) -> tuple[float, Interval]:
     """A change between -1 and 1 with its interval, from the parts of the examples and the changes of resamples.
@@ -117,7 +117,7 @@ def _best(choosing_RS: Floats) -> Floats:
 
 
 def _parts(choosing_ES: Floats, measured_ES: Floats, contrast: _Contrast, seed: int) -> Floats:
-    """(E,) what each example adds to the estimate, their mean, where the other half chooses, over all divisions."""
+    """(E,) each example's contribution while the other half chooses; the estimate is their mean over all divisions."""
     chooses_DE = _choosing_halves(len(choosing_ES), seed, _SPLITS)
     chosen_DS = contrast(_weighted_means(choosing_ES, chooses_DE.astype(float)))
     measured_ED = np.where(chooses_DE.T, 0.0, measured_ES @ chosen_DS.T)

@@ -27,7 +27,7 @@ def render_evaluation(inputs: EvaluationInputs) -> dict[str, bytes]:
     shown = []
     for view, curve in enumerate(inputs.evaluation.curves):
         picture = f"accuracy-{curve.documents}-documents.png" if view else "accuracy.png"
-        # All prompt lengths have the same: these prompts have no distractors.
+        # The same for all prompt lengths, since these prompts have no distractors.
         references = {model: inputs.evaluation.references} if inputs.evaluation.references else {}
         label = f"{curve.documents} documents"
         shown.append(ShownCurves(label, {model: curve}, picture, 0, view, references=references))

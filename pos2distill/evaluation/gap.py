@@ -17,11 +17,12 @@ from pos2distill.randomness import derive_generator
 
 _Z_POWER = NormalDist().inv_cdf(0.8)
 
-# Constants of `gap_interval`, chosen by simulation (benchmarks/statistics), so that both ends together err in about
-# 5 %: where slots are equal, all errors are those of the test of position; elsewhere each end errs in 0 to 3.5 %.
+# Constants of `gap_interval`, chosen by simulation (benchmarks/statistics) such that the interval misses the true GAP
+# in about 5 % of the cases: if slots are equal, whenever the test of position errs; otherwise each end misses in 0 to
+# 3.5 %.
 _LOWEST_ERROR = 0.025
 _HIGHEST_ERROR = 0.015
-_CONTENDING = 1.5  # standard errors by which a pair may be behind the largest difference, and ahead of its own
+_CONTENDING = 1.5  # standard errors, added to a pair's difference and subtracted from the largest one
 _ABOVE_ZERO = 1e-6
 
 
@@ -35,10 +36,10 @@ def gap_interval(correct_ES: Floats, *, position_p: float, draws: int, seed: int
     d_ij + 1.5 se_ij is at least the largest d - 1.5 se. q: 97.5 % quantile of max e_ij / se_ij over these pairs; e:
     normal errors of the accuracies, with the covariance of the examples' answers, enlarged for few examples as
     Student's t is; c: the accuracies' differences, divided by max - min. So `high` allows for max - min being above the
-    true GAP on average, since noise adds to it. f: by how much e is larger if the GAP is g (`_variance_at`), so that
-    few wrong answers, which vary little, leave as much open as Wilson's interval does.
-    Where all accuracies are equal there is no shape c, and `high` is the score end of the pair that varies most.
-    `low` is at most what E equal examples leave open: Wilson's bound for E of E.
+    true GAP on average, since noise adds to it. f: the factor by which e grows if the GAP is g (`_variance_at`), so
+    that few wrong answers, which vary little, give an interval as wide as Wilson's. Where all accuracies are equal
+    there is no shape c, and `high` is the score end of the pair that varies most.
+    `low` is at most Wilson's lower bound for E of E.
     Source: selection of contending pairs as in Chernozhukov, Lee and Rosen 2013 (intersection bounds).
 
     Args:
@@ -64,7 +65,7 @@ def gap_interval(correct_ES: Floats, *, position_p: float, draws: int, seed: int
 
 
 def score_excess(correct_ES: Floats) -> float:
-    """What few wrong answers leave open of max - min beyond its standard error: (u - d)^2 - z^2 v / n, or 0.
+    """The uncertainty of max - min from few wrong answers that its standard error misses: (u - d)^2 - z^2 v / n, or 0.
 
     d, v: mean and variance of the examples' differences between the best and the worst slot; u: the upper end of the
     score interval of d. Near 0 where both slots have many wrong answers. The largest over equally good slots.
@@ -90,7 +91,8 @@ def _variance_at(mean: float, difference_EP: Floats) -> Floats:
         v(g) = sqrt(q^2 + k^2 (g^2 - d^2)) - g^2,   q = mean of d_e^2, k = q / mean of |d_e|
 
     The differences in one direction become rarer by the factor by which those in the other become more frequent. For
-    answers of 0 and 1 of which the worst slot's are never right alone, v(g) = g (1 - g), as of a proportion.
+    answers of 0 and 1, if the worst slot is never right where the best one is wrong, v(g) = g (1 - g), as for a
+    proportion.
     """
     squared_P = (difference_EP**2).mean(0)
     absolute_P = np.abs(difference_EP).mean(0)
@@ -116,12 +118,12 @@ def _score_end(difference_EP: Floats, quantile: float) -> float:
 
 
 def questions_above(correct_ES: Floats, limit: float, *, draws: int, seed: int) -> int | None:
-    """Questions with which the lower end of `gap_interval` would be above `limit` with a power of 80 %.
+    """How many questions it takes for the lower end of `gap_interval` to be above `limit` with 80 % power.
 
-        n = E ((q + z_.8) se / (g - limit))^2, and so many that the bound for E of E is above the limit
+        n = E ((q + z_.8) se / (g - limit))^2, and at least so many that Wilson's bound for n of n is above the limit
 
-    q, se: as of `gap_interval`, for the best and the worst slot. g: the GAP with which max - min is as likely above the
-    measured one as below. None if it is not above the limit. That position has an effect at 5 % is presupposed.
+    q, se: as of `gap_interval`, for the best and the worst slot. g: the GAP for which the measured max - min is the
+    median. None if g is not above the limit. Assumes that position has an effect at 5 %.
     """
     accuracy_S, error_SS = correct_ES.mean(0), _difference_errors(correct_ES)
     if np.ptp(accuracy_S) == 0:
@@ -154,7 +156,7 @@ def _difference_errors(correct_ES: Floats) -> Floats:
 
 
 def _noise(correct_ES: Floats, draws: int, seed: int) -> Floats:
-    """(R, S) normal errors of the accuracies. Those of few examples would be too small, and are enlarged."""
+    """(R, S) normal errors of the accuracies. Estimated from few examples they would be too small, and are enlarged."""
     examples = len(correct_ES)
     weight_RE = derive_generator(seed, "errors of accuracies").normal(size=(draws, examples))
     noise_RS: Floats = weight_RE @ (correct_ES - correct_ES.mean(0)) / examples * _enlargement(examples)
@@ -162,7 +164,7 @@ def _noise(correct_ES: Floats, draws: int, seed: int) -> Floats:
 
 
 def _enlargement(examples: int) -> float:
-    """By how much an error is too small, as a normal one, whose variance is that of so many examples."""
+    """Factor that widens a standard error estimated from few examples (Bessel, Student's t)."""
     return float((examples / max(examples - 1, 1)) ** 0.5 * student_factor(examples))
 
 
@@ -175,7 +177,7 @@ def _contending(difference_SS: Floats, error_SS: Floats) -> npt.NDArray[np.bool_
 
 def _quantile_of_largest(contends_SS: npt.NDArray[np.bool_], error_SS: Floats, noise_RS: Floats) -> float:
     """The quantile of the largest error of the contending differences, each divided by its standard error."""
-    # A pair that agrees in every example has no error, and takes no part.
+    # A pair that agrees in every example has no error, and is left out.
     divisor_SS = np.where(contends_SS & (error_SS > 1e-12), error_SS, np.inf)
     largest_R = np.zeros(len(noise_RS))
     for slot, divisor_S in enumerate(divisor_SS):
@@ -185,7 +187,7 @@ def _quantile_of_largest(contends_SS: npt.NDArray[np.bool_], error_SS: Floats, n
 
 
 def _gap_with(probability: float, correct_ES: Floats, noise_RS: Floats) -> float:
-    """The largest GAP of this shape with which max - min is, with this probability, at most the measured one; or 0."""
+    """The largest GAP of this shape for which max - min is at most the measured one with this probability; or 0."""
     accuracy_S = correct_ES.mean(0)
     gap = float(np.ptp(accuracy_S))
     shape_S = (accuracy_S - accuracy_S.mean()) / gap
@@ -204,11 +206,11 @@ def _gap_with(probability: float, correct_ES: Floats, noise_RS: Floats) -> float
 
 
 def position_p_value(correct_ES: Floats, *, draws: int, seed: int) -> float:
-    """The probability of slots that differ as much as these, if position had no effect.
+    """The probability that slots differ at least as much as these if position has no effect.
 
     The answers of each example are shifted by a random number of slots, those beyond the last slot to the first ones,
-    and the variance of the slots' accuracies is compared. Shifts keep neighbours together, whose answers may be alike;
-    a permutation within each example would not, and would raise an alarm too often on models that have no best slot
+    and the variance of the slots' accuracies is compared. Shifts keep neighbouring slots together, whose answers may be
+    similar. A permutation within each example would not, and would reject too often for models without a best slot
     (benchmarks/statistics). With two slots both are the same exact test.
     Source: randomisation within matched samples; (1 + as large) / (1 + draws) as in Phipson and Smyth 2010.
     """

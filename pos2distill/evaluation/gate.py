@@ -77,7 +77,7 @@ def check_gate(
         GridMismatch: if the baseline has other questions or slots.
     """
     reason = curve.why_gap_is_meaningless
-    # Limits of the mean are limits of a model that answers hardly anything, too.
+    # Limits of the mean also apply to a model that answers hardly anything.
     if reason and (gate.gap_above is not None or not curve.mean):
         raise GateError(f"{reason} (mean {100 * curve.mean:.1f}), so the GAP means nothing")
     correct_ES, examples = grid.correct_ES, curve.examples
@@ -128,9 +128,9 @@ def _format_bound(measured: _Measured) -> str:
 
 
 def _needed(excess: float, value_E: Floats) -> int | None:
-    """Questions that show a mean to exceed its limit by so many points.
+    """How many questions show that a mean exceeds its limit by this excess.
 
-    None if that is one standard error or less, or if all questions agree, which does not tell how others would differ.
+    None if the excess is one standard error or less, or if all questions agree, since their variance is then not known.
     """
     deviation = float(value_E.std())
     if not deviation or abs(excess) / 100 <= deviation / len(value_E) ** 0.5:

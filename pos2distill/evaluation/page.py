@@ -38,7 +38,7 @@ TEMPLATES.filters["format_value"] = format_value
 TEMPLATES.filters["code_span"] = code_span
 TEMPLATES.globals |= {"format_estimate": format_estimate, "format_gap": format_gap, "reference_names": REFERENCES}
 
-# The filters of the browser of questions, whose conditions are in page.js.j2: of one model, and of two.
+# The filters of the browser of questions, whose conditions are in page.js.j2: for one model, and for two.
 _WRONG_ELSEWHERE = "wrong, but right at another position"
 _CUT = "cut at the length limit"
 _OUTCOMES_OF_ONE = {"wrong": "wrong", "elsewhere": _WRONG_ELSEWHERE, "cut": _CUT}
@@ -57,7 +57,7 @@ class RunDescription:
     """What every page shows of what was run, besides its results.
 
     counts, seconds: by stage. settings: all; changed_settings: those that differ from their defaults, by dotted name.
-    command, made_with, versions: how, where and with which packages the checkpoint was made, or without one the
+    command, made_with, versions: how, where and with which packages the checkpoint was made; without a checkpoint, the
     answers. prompt_lengths: tokens of prompts by number of documents, and of the model's context, as the stage
     `evaluate` records them. search: what the stage `search scales` recorded, its details and counts; None without it.
     """

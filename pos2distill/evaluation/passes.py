@@ -33,7 +33,7 @@ class PositionPasses:
 
     Args:
         study: with the model that is analysed, the wording of prompts and the placements.
-        base: the base model; equal to the study's where that is analysed itself.
+        base: the base model; equal to the study's if that is the one analysed.
         pool: of the actor that this runs in.
     """
 

@@ -26,7 +26,7 @@ from pos2distill.tasks.prompts import Wording, raw_messages, to_template
 # Bits of an answer's flags.
 RIGHT, CUT = 1, 2
 
-# Base64 characters. Beside the charts' library of 0.9 MB, so that a report stays below 10 MB.
+# Base64 characters. With the charts' library of 0.9 MB, a report stays below 10 MB.
 _MOST_CHARACTERS = 8_500_000
 # Documents are shortened to these lengths, one after the other, until the data fits.
 _DOCUMENT_LENGTHS = (None, 1000, 400, 150)
@@ -128,7 +128,7 @@ def _collect_task(task: EvaluatedTask) -> dict[str, Any]:
 
 
 def _page_template(wording: Wording, chat: tuple[str, str] | None) -> dict[str, Any]:
-    """What the page puts prompts together from. Without a chat frame, the messages follow each other."""
+    """The parts that the page builds prompts from. Without a chat frame, the messages follow each other."""
     template = to_template(wording)
     texts = list(raw_messages(template).values())
     if chat is not None:
@@ -150,7 +150,7 @@ def _to_question(example: Example, locations: Mapping[str, str]) -> dict[str, An
 
 
 def golds_first(example: Example) -> tuple[Document, ...]:
-    """The documents of an example in the order that the page numbers them in."""
+    """The documents of an example in the order in which the page numbers them."""
     return (*example.golds, *example.distractors)
 
 

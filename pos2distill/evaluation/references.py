@@ -1,7 +1,7 @@
-"""Accuracy where there is no position to find: without documents (closed-book), and with the gold documents alone.
+"""Accuracy without an effect of position: without documents (closed-book), and with the gold documents alone.
 
-Between the two lies what reading documents can add. A model that had no position bias, and that other documents did not
-distract, would reach the accuracy with the gold documents alone at every position.
+Their difference is what reading documents can add. A model without position bias that other documents do not distract
+would reach the accuracy with the gold documents alone at every position.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from pos2distill.config import Study
 from pos2distill.evaluation.statistics import Floats, accuracy_interval, difference_interval
 
 REFERENCES = {"closed_book": "without documents", "gold_alone": "gold documents alone"}
-"""The two kinds of prompts, as results call them and as people read them."""
+"""The two kinds of prompts: their keys in results, and their descriptions for people."""
 
 
 def summarise_references(predictions: pa.Table, study: Study) -> dict[str, Any] | None:

@@ -50,7 +50,7 @@ class ReportInputs:
     artifacts: the folders of both models' answers, `base` and `distilled`.
     base_model: the initial model's name on the hub; None of a folder. licence: the initial model's, as its card
     names it; None if it names none.
-    has_adapter: whether the checkpoint has its adapters by themselves too.
+    has_adapter: whether the checkpoint also has its adapters as separate files.
     """
 
     run: RunDescription
@@ -176,7 +176,7 @@ def _shown_curves(inputs: ReportInputs) -> list[ShownCurves]:
     for view, other in enumerate(inputs.others, start=1):
         label = f"{other.before.documents} documents"
         picture = f"accuracy-{other.before.documents}-documents.png"
-        # All prompt lengths have the same: these prompts have no distractors.
+        # The same for all prompt lengths, since these prompts have no distractors.
         shown.append(ShownCurves(label, _curves(other), picture, 0, view, references=references))
     for task, (name, other) in enumerate(inputs.other_tasks.items(), start=1):
         label = f"{name}, {other.before.documents} documents"
@@ -190,7 +190,7 @@ def _curves(comparison: Comparison) -> dict[str, Curve]:
 
 
 def _references(comparison: Comparison) -> dict[str, dict[str, Any]]:
-    """By model, as a chart shows them; none where they were not asked for."""
+    """By model, as a chart shows them; empty if they were not evaluated."""
     by_model: dict[str, dict[str, Any]] = {}
     for name, compared in (comparison.references or {}).items():
         by_model.setdefault(BEFORE, {})[name] = compared["base"]
@@ -200,7 +200,7 @@ def _references(comparison: Comparison) -> dict[str, dict[str, Any]]:
 
 def render_model_card(inputs: ReportInputs) -> str:
     """The checkpoint's README.md: its base model, its method and its measured curve."""
-    # A card is published, so that it shows no path or URL of the machine that made it.
+    # A card is published, so it must not show a path or URL of the machine that made it.
     settings = {name: value for name, value in inputs.run.changed_settings.items() if name not in _PRIVATE}
     base = inputs.base_model or _last_part(str(inputs.run.settings["model"]["path"]))
     return TEMPLATES.get_template("model_card.md.j2").render(

@@ -40,10 +40,10 @@ class Evaluation:
     curves: by slot, for each prompt length; that of training first.
     expected: the accuracy under `evaluation.retriever_ranks`, and `ci95`, its interval; None without them.
     references: see `summarise_references`.
-    questions_to_see: a difference between two slots, by its points (see `questions_to_see_positions`). Both are of the
-    prompt length of training.
-    predictions: a table of `PREDICTION_SCHEMA`. refused: of `REFUSAL_SCHEMA`: the prompts that a server refused, whose
-    questions are left out of all the others. counts: of the stage's manifest.
+    questions_to_see: how many questions show a difference between two slots, by its points (see
+    `questions_to_see_positions`). Like the references, they are of the prompt length of training.
+    predictions: a table of `PREDICTION_SCHEMA`. refused: of `REFUSAL_SCHEMA`: the prompts that a server refused; their
+    questions are left out of everything else. counts: of the stage's manifest.
     cost: of all requests that were answered, in the currency of the prices; None without prices or without counts.
     fingerprint: of everything the answers depend on.
     """
@@ -72,7 +72,7 @@ class Evaluation:
         return describe_curve(self.curve)
 
     def plot(self) -> Picture:
-        """Accuracy by position, with 95 % intervals, and without a position if that was asked for."""
+        """Accuracy by position, with 95 % intervals, and the reference accuracies if they were evaluated."""
         references = {self.model: self.references} if self.references else {}
         return Picture(to_png(curve_chart({self.model: self.curve}, references=references)))
 

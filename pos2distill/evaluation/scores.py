@@ -36,7 +36,7 @@ class Grid:
     groups: name of each placement's group; "" for none.
     correct_ES: 1 where the answer is correct, else 0; with several orders of the distractors, the fraction of orders.
     f1_ES: token F1 of the answer; its mean over orders. orders: of the distractors.
-    refused: ids of the examples that were evaluated too, but are left out, since a server refused a prompt of theirs.
+    refused: ids of evaluated examples that are left out, since a server refused one of their prompts.
     """
 
     documents: int
@@ -55,7 +55,7 @@ class Curve:
 
     slots: 0-based; an int for one gold document, a tuple in hop order for several.
     gap: max - min of accuracy_by_slot. gap_corrected: without its upward bias (see `corrected_gap`). position_p: the
-    probability of slots that differ as much if position had no effect. broken_by_order: by slot, the fraction of
+    probability that slots differ at least as much if position has no effect. broken_by_order: by slot, the fraction of
     questions that are right in one order of the distractors and wrong in another (PSR); empty for one order. by_group:
     mean accuracy of each group of placements. f1: mean token F1.
     accuracy_ci95, ci95 (of the mean), gap_ci95, by_group_ci95: 95 % intervals, see `statistics`.
@@ -76,15 +76,15 @@ class Curve:
     f1: float
     by_group: dict[str, float]
     broken_by_order: tuple[float, ...] = ()
-    # Has a default for the sake of summaries of earlier versions.
+    # Has a default, since summaries of earlier versions lack it.
     by_group_ci95: dict[str, Interval] = field(default_factory=dict)
 
     @property
     def why_gap_is_meaningless(self) -> str | None:
-        """What is wrong with a GAP of a model that answers nothing: the best of all; None where it means something."""
+        """Why the GAP says nothing: a model without right answers has GAP 0. None if it is meaningful."""
         if not self.mean:
             return "no answer is right"
-        # The best slot decides, since a model may answer at one slot of many alone.
+        # The best slot decides, since a model may answer at only one of many slots.
         if max(high for _, high in self.accuracy_ci95) < _HARDLY_ANY:
             return "hardly any answer is right"
         return None
@@ -100,7 +100,7 @@ def format_slots(slots: int | Slots) -> str:
 
 
 def position_order(position: str) -> list[int]:
-    """A key by which positions, as `format_slots` writes them, are in their order."""
+    """A sort key of positions as `format_slots` writes them."""
     return [int(number) for number in position.split(">") if number != "none"]
 
 
@@ -195,7 +195,7 @@ def expected_accuracy(grid: Grid, ranks: Sequence[float]) -> tuple[float, Interv
 
         sum_r ranks_r * accuracy at slot r / sum_r ranks_r
 
-    Between measured slots, accuracy is interpolated; beyond the first and the last, it is theirs.
+    Between measured slots, accuracy is interpolated; beyond the first and the last one, theirs is used.
 
     Args:
         grid: of one gold document. ranks: how often the gold document has each rank, in proportion.
@@ -218,12 +218,12 @@ def _slot_weights(grid: Grid, ranks: Sequence[float]) -> Floats:
     slot_S = np.array([slots[0] for slots in grid.slots])
     in_order = np.argsort(slot_S)
     weight_S = np.zeros(len(slot_S))
-    for rank, share in enumerate(ranks):
+    for rank, rank_weight in enumerate(ranks):
         # The weight of each measured slot in the interpolated value at this rank.
         for column in in_order:
             alone_S = np.zeros(len(slot_S))
             alone_S[column] = 1.0
-            weight_S[column] += share * np.interp(rank, slot_S[in_order], alone_S[in_order])
+            weight_S[column] += rank_weight * np.interp(rank, slot_S[in_order], alone_S[in_order])
     weights_S: Floats = weight_S / weight_S.sum()
     return weights_S
 
@@ -236,14 +236,14 @@ def _broken_by_order(grid: Grid) -> tuple[float, ...]:
 
 
 class GridMismatch(ValueError):
-    """Two grids have no prompts in common, or other ones."""
+    """Two grids have no prompts in common, or different ones."""
 
 
 def share_examples(before: Grid, after: Grid) -> tuple[Grid, Grid]:
-    """Both grids without the examples that are refused in one of them: an answer is compared with an answer.
+    """Both grids without the examples that are refused in either of them, so that every answer has a counterpart.
 
     Raises:
-        GridMismatch: if what is left are different prompts, or none.
+        GridMismatch: if the remaining prompts differ, or none remain.
     """
     left_out = before.refused | after.refused
     before, after = _without(before, left_out), _without(after, left_out)
@@ -283,7 +283,7 @@ def paired_difference(before: Grid, after: Grid, *, bootstrap_samples: int, seed
 
 
 def questions_to_see_positions(grid: Grid) -> dict[str, int]:
-    """By points of a true difference between two slots: the questions with which it would be seen in 80 % of the cases.
+    """How many questions show a true difference between two slots with 80 % power, by the difference in points.
 
     The two slots are named before they are measured, and compared on the same questions. The variance of the questions'
     differences between two slots is the measured one, averaged over all pairs of slots. Empty for a single slot.
@@ -297,11 +297,11 @@ def questions_to_see_positions(grid: Grid) -> dict[str, int]:
 
 
 def _questions_to_see(deviation: float, examples: int) -> dict[str, int]:
-    """By points of a true mean difference: the questions with which it would be seen in 80 % of the cases.
+    """How many questions show a true mean difference with 80 % power, by the difference in points.
 
     Args:
         deviation: standard deviation of the differences of the examples.
     """
-    # As if at least one example differed, since without any the deviation is not known to be 0.
+    # As if at least one example differed, since a measured deviation of 0 does not show that the true one is 0.
     deviation = max(deviation, examples**-0.5)
     return {str(points): questions_needed(points / 100, deviation) for points in _SHOWN_POINTS}

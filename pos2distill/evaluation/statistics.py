@@ -24,7 +24,7 @@ _STUDENT_T = (12.706, 4.303, 3.182, 2.776)
 _FEW_RIGHT = (0.0, 0.0513, 0.3554, 0.8177, 1.5553)
 
 _POWER_80 = NormalDist().inv_cdf(0.8)
-_FEW = 10  # examples, which do not tell how much examples differ
+_FEW = 10  # examples; too few to estimate how much examples differ
 
 
 def accuracy_interval(value_E: Floats, answers: float = 1) -> Interval:
@@ -33,16 +33,16 @@ def accuracy_interval(value_E: Floats, answers: float = 1) -> Interval:
         n = m (1 - m) / (variance of the mean) * (z / t)^2,   center = (m + z^2 / 2n) / (1 + z^2 / n)
 
     For values of 0 and 1, n is their number, and this is Wilson's interval for a proportion. For examples that are
-    scored at several slots, n says how many independent answers tell as much; Student's t, since their variance is
-    estimated. Where all examples are equal, n is their number, so that 100 of 100 give [.963, 1].
-    With one to three right or wrong answers (n m, n (1 - m)), Wilson's is too far from 0 or 1, and Poisson's end is
-    taken there.
+    scored at several slots, n is the number of independent answers with the same information; t is Student's, since the
+    variance is estimated. Where all examples are equal, n is their number, so that 100 of 100 give [.963, 1].
+    With one to three right or wrong answers (n m, n (1 - m)), Wilson's end is too far from 0 or 1, and Poisson's is
+    used instead.
     Source: Wilson 1927; Poisson's end from Brown, Cai and DasGupta 2001, section 4.1.1, here also for two and three of
     few answers; effective number as in surveys (Korn and Graubard 1998).
 
     Args:
-        value_E: mean of each example's answers. answers: how many independent answers an example can tell as much as,
-            which is their number if they have equal weights; n is at most E * answers.
+        value_E: mean of each example's answers. answers: the most independent answers that one example can count as,
+            which is its number of answers if they have equal weights; n is at most E * answers.
     """
     # Weighted sums of answers that are all right differ from 1, and from one another, by rounding.
     value_E = np.clip(value_E.round(12), 0.0, 1.0)
@@ -63,9 +63,9 @@ def difference_interval(difference_E: Floats) -> Interval:
 
         se^2 = (sum (d_e - d)^2 + k^2) / (E (E - 1)),   k = mean of d_e^2 / mean of |d_e|
 
-    k^2, the square of one more difference of the usual size, counts where few examples differ, which know too little of
-    those that could. Where all examples differ by the same, the interval is as wide as what 0 of E examples leave open,
-    Wilson's bound, which would be too wide with any variation: means over many slots vary little.
+    k^2, the square of one more difference of the usual size, matters if few examples differ, since these alone
+    underestimate the variance. If all differences are equal, the interval is as wide as Wilson's bound for 0 of E
+    examples. With any variation that bound would be too wide, since means over many slots vary little.
     Source: Student's; an added difference as in Bonett and Price 2012, who add one in each direction.
     """
     examples = len(difference_E)
@@ -121,10 +121,10 @@ def fraction_interval(
 ) -> Interval:
     """A 95 % interval for a ratio of sums that is at most 1, such as the fraction of tokens that a model recovers.
 
-    `ratio_interval` of the smaller one of the fraction and what it leaves: that one is skewed, and an interval that is
-    not is too narrow for fractions near 0 or 1 (benchmarks/statistics). At most as wide as Wilson's for examples that
-    are right or wrong as a whole, which vary most, and equal to it for fewer than ten examples. Where all examples have
-    the same fraction, and for examples with one answer each, `accuracy_interval`.
+    It is `ratio_interval` of the smaller one of the fraction and its complement. That interval is skewed, as it must be
+    near 0 and 1, where a symmetric one is too narrow (benchmarks/statistics). At most as wide as Wilson's for examples
+    that are right or wrong as a whole, which vary most, and equal to it for fewer than ten examples. If all examples
+    have the same fraction, or one answer each, it is `accuracy_interval`.
 
     Args:
         part_E, total_E: of each example; 0 <= part <= total, total > 0. answers: as of `accuracy_interval`.
@@ -132,7 +132,7 @@ def fraction_interval(
     fraction_E = part_E / total_E
     if answers == 1 or np.ptp(fraction_E.round(12)) == 0:
         return accuracy_interval(fraction_E, answers)
-    # Examples of different sizes tell as much as fewer of one size.
+    # Examples of different sizes count as fewer examples of one size.
     lowest, highest = _wilson(float(part_E.sum() / total_E.sum()), float(total_E.sum() ** 2 / (total_E**2).sum()))
     if len(part_E) < _FEW:
         return lowest, highest
@@ -145,28 +145,28 @@ def fraction_interval(
 
 
 def _log_ratio_errors(part_E: Floats, total_E: Floats, count_RE: Floats) -> Floats:
-    """(R,) standard errors of log(sum part / sum total) for examples that are counted so often; 0 for a ratio of 0."""
+    """(R,) standard errors of log(sum part / sum total) with these counts of the examples; 0 for a ratio of 0."""
     part_R, total_R = count_RE @ part_E, count_RE @ total_E
     ratio_R = part_R / total_R
     residual_RE = part_E - ratio_R[:, None] * total_E
     error_R = np.sqrt((count_RE * residual_RE**2).sum(1))
-    few = len(part_E) / max(len(part_E) - 1, 1)
-    errors_R: Floats = np.divide(few**0.5 * error_R, part_R, out=np.zeros(len(part_R)), where=part_R > 0)
+    bessel = len(part_E) / max(len(part_E) - 1, 1)
+    errors_R: Floats = np.divide(bessel**0.5 * error_R, part_R, out=np.zeros(len(part_R)), where=part_R > 0)
     return errors_R
 
 
 def student_factor(examples: int) -> float:
-    """Student's quantile over the normal one, for an error that so many examples estimate."""
+    """Student's quantile divided by the normal one, for a standard error estimated from so many examples."""
     return student_t(examples - 1) / Z if examples > 1 else 1.0
 
 
 def questions_needed(difference: float, deviation: float) -> int:
-    """Questions that a two-sided test at 5 % needs to see a true mean difference with a power of 80 %.
+    """How many questions a two-sided test at 5 % needs to detect a true mean difference with a power of 80 %.
 
         n = ((z_.975 + z_.8) deviation / difference)^2
 
     Args:
-        difference: that should be seen, > 0. deviation: standard deviation of the examples' differences.
+        difference: to detect, > 0. deviation: standard deviation of the examples' differences.
     """
     factor = Z + _POWER_80
     return max(2, int(np.ceil((factor * deviation / difference) ** 2)))
@@ -180,7 +180,7 @@ def resample_counts(examples: int, bootstrap_samples: int, seed: int) -> Floats:
 
 
 def bound_for_none(examples: int) -> float:
-    """What is left open by so many examples that are all equal: Wilson's upper 95 % bound for 0 of them."""
+    """The uncertainty if so many examples are all equal: Wilson's upper 95 % bound for 0 of them."""
     return _wilson(0.0, examples)[1]
 
 
@@ -208,7 +208,7 @@ def student_t(freedom: int) -> float:
 
 
 def _few_right(mean: float, count: float) -> float:
-    """A lower end where few of `count` answers are right, and no more than half of them; else 1."""
+    """A lower end if few of `count` answers are right, and at most half of them; else 1."""
     right = round(mean * count, 9)
     is_few = right < len(_FEW_RIGHT) - 1 and mean <= 0.5
     return float(np.interp(right, range(len(_FEW_RIGHT)), _FEW_RIGHT)) / count if is_few else 1.0
@@ -216,7 +216,7 @@ def _few_right(mean: float, count: float) -> float:
 
 def _wilson(mean: float, count: float) -> Interval:
     """Wilson's 95 % interval for a proportion among `count` trials."""
-    share = Z**2 / count
-    center = (mean + share / 2) / (1 + share)
-    margin = np.sqrt(mean * (1 - mean) * share + share**2 / 4) / (1 + share)
+    correction = Z**2 / count
+    center = (mean + correction / 2) / (1 + correction)
+    margin = np.sqrt(mean * (1 - mean) * correction + correction**2 / 4) / (1 + correction)
     return max(0.0, float(center - margin)), min(1.0, float(center + margin))

@@ -147,7 +147,7 @@ def render_sweep(
 def _curves(cells: Sequence[CellResult], task: str) -> dict[str, Curve]:
     """Accuracy by slot before distillation and after it, by setting, over seeds; empty if the slots differ.
 
-    Settings may differ in what they distil; then each has a curve of its own before.
+    Settings may differ in what they distil; then each has its own curve before distillation.
     """
     before, after = {}, {}
     evaluated = set()
@@ -190,7 +190,7 @@ def _curves_csv(curves: Mapping[str, Curve]) -> bytes:
 
 
 def _sweep_csv(rows: Sequence[SweepRow]) -> bytes:
-    """One line for each measure of each model, setting and task. No interval is an empty field."""
+    """One line for each measure of each model, setting and task. A missing interval is an empty field."""
     lines = []
     for row in rows:
         for task, estimates in row.tasks.items():

@@ -5,9 +5,9 @@ model there, p:
 
     KL_t = KL(p(. | P_adv, R_<t) || q(. | P_slot, R_<t))   nats, at each response token t
 
-The initial model at another slot shows the shift; the distilled model at that slot, what is left of it.
+The initial model at another slot shows the shift; the distilled model at that slot shows what is left of it.
 Source: arXiv:2508.15709, "token-shifting" and its figures of KL by token. The paper gives no formula for how few tokens
-carry the shift; the shares here are ours.
+carry the shift; the fractions here are ours.
 
 Shapes: E examples, S slots, T tokens of one response.
 """
@@ -34,7 +34,7 @@ class Shift:
     """The passes over one example's response.
 
     kl_ST: nats. agrees_ST: whether the most likely token is the initial model's at the advantageous slot.
-    trivial_S: whether the slot is another one than the advantageous.
+    trivial_S: whether the slot is not the advantageous one.
     """
 
     kl_ST: Floats
@@ -76,7 +76,7 @@ def estimate_mean(value_E: Floats, seed: int) -> dict[str, Any]:
 
 
 def _estimate_fraction(value_E: Floats, tokens: int, seed: int) -> dict[str, Any]:
-    """A mean of fractions of so many tokens, with its interval over examples."""
+    """The mean of fractions of `tokens` tokens each, with its interval over examples."""
     interval = fraction_interval(value_E, np.ones(len(value_E)), answers=tokens, bootstrap_samples=RESAMPLES, seed=seed)
     return {"value": float(value_E.mean()), "ci95": list(interval)}
 
@@ -89,22 +89,23 @@ def _row_means(value_ES: Floats, trivial_ES: npt.NDArray[np.bool_]) -> Floats:
 
 
 def _concentration(shifts: Sequence[Shift], seed: int) -> dict[str, Any]:
-    """Which share of all KL at trivial slots is in the few largest tokens of each response.
+    """The fraction of all KL at trivial slots that is in the few largest tokens of each response.
 
-    `even` is the same share if all tokens of a response had equal KL: short responses have few tokens to spread over.
+    `even` is the same fraction if all tokens of a response had equal KL: short responses have few tokens to spread
+    over.
     """
     total_E = np.array([shift.kl_ST[shift.trivial_S].sum() for shift in shifts])
-    shares: dict[str, Any] = {"responses": int(sum(shift.trivial_S.sum() for shift in shifts))}
+    figures: dict[str, Any] = {"responses": int(sum(shift.trivial_S.sum() for shift in shifts))}
     if not total_E.any():
-        return shares
+        return figures
     for name, fewest, fraction in _TOPS:
         count_E = [max(fewest, math.ceil(fraction * shift.kl_ST.shape[1])) for shift in shifts]
         top_E = np.array([_top_sum(shift, count) for shift, count in zip(shifts, count_E, strict=True)])
         tokens_E = np.array([shift.kl_ST.shape[1] for shift in shifts])
         even_E = total_E * np.minimum(1.0, np.array(count_E) / tokens_E)
-        shares[name] = {**_estimate_ratio(top_E, total_E, seed), "even": float(even_E.sum() / total_E.sum())}
-    shares["spike_ratio"] = _spike_ratio(shifts)
-    return shares
+        figures[name] = {**_estimate_ratio(top_E, total_E, seed), "even": float(even_E.sum() / total_E.sum())}
+    figures["spike_ratio"] = _spike_ratio(shifts)
+    return figures
 
 
 def _top_sum(shift: Shift, count: int) -> float:
@@ -133,7 +134,7 @@ def _spike_ratio(shifts: Sequence[Shift]) -> dict[str, float | None]:
 
 
 def _by_token(kls: Sequence[Floats]) -> list[list[float]]:
-    """[slot][token] mean KL over the responses that have so many tokens, the first tokens of a response."""
+    """[slot][token] mean KL of the first tokens of a response, over the responses that are long enough."""
     longest = min(SHOWN_TOKENS, max(kl_ST.shape[1] for kl_ST in kls))
     columns = []
     for token in range(longest):

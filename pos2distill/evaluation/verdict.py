@@ -9,20 +9,20 @@ _HIGHEST_P = 0.05
 
 
 def describe_change(before: Curve, after: Curve, paired: Mapping[str, Any]) -> str:
-    """What distillation did to the position bias, to the best position and to the mean, as one paragraph.
+    """How distillation changed the position bias, the best position and the mean, as one paragraph.
 
-    It calls a change of the mean real only if the paired interval excludes 0, and so for the best position, whose
-    change is measured on other questions than those that choose it. Losses between positions are differences of
-    measured accuracies, the best of which is chosen by the same answers, so with few questions they are too large;
-    where the test of position does not reject chance, or the interval of the corrected GAP's change includes 0, it says
-    so.
+    It calls a change of the mean or of the best position real only if the paired interval excludes 0; the best position
+    is chosen by some questions and its change is measured on others. Losses between positions are differences of
+    measured accuracies, and the same answers choose the best one, so with few questions they are too large. The
+    paragraph says so if the test of position does not reject chance, or the interval of the corrected GAP's change
+    includes 0.
 
     Args:
         before, after: of the same prompts. paired: as `paired_difference` returns it.
     """
     nothing_before, nothing_after = before.why_gap_is_meaningless, after.why_gap_is_meaningless
     if nothing_before and nothing_after:
-        # The weaker of two reasons holds for both.
+        # If both curves have a reason, the weaker one holds for both.
         reason = nothing_before if before.mean >= after.mean else nothing_after
         return f"{_capitalise(reason)}, before or after distillation ({_questions(before)}), so the GAP means nothing."
     first = f"{_capitalise(_loss(before))}{_chance(before)}; after distillation"
@@ -51,7 +51,7 @@ def _chance(curve: Curve) -> str:
 
 
 def _loss(curve: Curve, known: Curve | None = None) -> str:
-    """The loss of the worst position. known: a curve whose loss is named in the same sentence before."""
+    """The loss of the worst position. known: a curve whose loss the same sentence has already named."""
     if not curve.gap:
         return f"all {len(curve.slots)} positions of {curve.documents} have the same accuracy"
     worst, best = _worst(curve), _best(curve)
@@ -74,7 +74,7 @@ def _gap_chance(before: Curve, after: Curve, paired: Mapping[str, Any]) -> str:
 
 
 def _best_position(before: Curve, after: Curve, paired: Mapping[str, Any]) -> str:
-    """What became of the position that was best before."""
+    """How the accuracy of the position that was best before has changed."""
     best = _best(before)
     old, new = before.accuracy_by_slot[best], after.accuracy_by_slot[best]
     if new == old:

@@ -204,7 +204,8 @@ def _attend_row_by_row(
 
 
 def _require_packed(packed_rows: PackedRows | None, module: torch.nn.Module) -> PackedRows:
-    """
+    """Refuse a model that did not pass `packed_rows` on.
+
     Raises:
         UserError: if the model did not pass `packed_rows` on; tokens would see other rows.
     """
@@ -217,7 +218,7 @@ def _require_packed(packed_rows: PackedRows | None, module: torch.nn.Module) -> 
 
 
 def window_as_mask(*, local_size: int | None = None, **_: Any) -> Tensor | None:
-    """The "mask" that transformers hands to a layer: the size of its sliding window, None where it has none.
+    """The "mask" that transformers passes to a layer: the size of its sliding window, None where it has none.
 
     Registered as the mask function of the packed kernels, so that no (S, S) mask is ever built. transformers 5.19
     passes a layer's window as `local_size`; a mask must be a 4-dimensional tensor.

@@ -1,7 +1,7 @@
 """Where a model attends: the attention of response tokens, summed over parts of their row, from one packed pass.
 
-The model's own kernel computes the pass. Beside it, its plain attention computes the weights of the queries that are
-asked for and of no others, so no (length, length) matrix is built.
+The model's own kernel computes the pass. In addition, its plain attention computes the weights of the requested queries
+only, so no (length, length) matrix is built.
 
 Shapes: T predicting positions of one row (the last prompt token to the last but one of the response), K tokens of that
 row, P parts, N layers, H hidden size; S tokens of the packed sequence, D size of a head.
@@ -63,11 +63,11 @@ def states_and_attention(
 ) -> tuple[Tensor, list[Tensor]]:
     """The states that predict the responses, and how much the predicting tokens attend to each part of their row.
 
-    A token's attention to all parts sums to 1, but for models with attention sinks outside of the row. A layer with a
+    A token's attention to all parts sums to 1, except in models with attention sinks outside of the row. A layer with a
     sliding window attends to the tokens within it.
 
     Args:
-        lm: loaded with `packed=True`; its attention implementation is as before afterwards.
+        lm: loaded with `packed=True`; its attention implementation is restored afterwards.
         part_K: of each row the part of each token, prompt and response, 0 to `parts` - 1; int64.
     Returns: states as of `response_hidden_states`; for each row (N, T, P) float32, the mean over heads.
     """

@@ -42,7 +42,7 @@ from pos2distill.models.trainable import (
 )
 from pos2distill.urls import open_url
 
-# Up to this many bytes all values are read, beyond it a sample of this size. A URL is read over a network: less of it.
+# Up to this many bytes, all values are read; of a larger model, a sample of this size. Less is read over a network.
 MAX_VALUE_BYTES = 2 << 30
 MAX_VALUE_BYTES_OF_URL = 256 << 20
 
@@ -99,7 +99,7 @@ def check_trainable(model: ModelSection, *, on_gpu: bool) -> None:
     Of a hub name, its config is downloaded if it is not in the cache, without the weights.
 
     Args:
-        on_gpu: whether it will be loaded on GPUs. Which attention these can compute is known there only.
+        on_gpu: whether it will be loaded on GPUs. Which attention these can compute is known only on them.
     Raises:
         UserError: with the family, or the settings, that cannot be trained.
     """
@@ -276,7 +276,9 @@ def _are_equal(fs: AbstractFileSystem, root: str, one: StoredTensor, other: Stor
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
     fraction = min(1.0, limit / max(1, 2 * (one.end - one.start)))
-    for (start, end), (other_start, other_end) in zip(_blocks(one, fraction), _blocks(other, fraction), strict=True):
+    for (start, end), (other_start, other_end) in zip(
+        blocks_to_read(one, fraction), blocks_to_read(other, fraction), strict=True
+    ):
         paths = [f"{root}/{one.file}", f"{root}/{other.file}"]
         values, other_values = fs.cat_ranges(paths, [start, other_start], [end, other_end], on_error="raise")
         if values != other_values:
@@ -293,7 +295,7 @@ def _check_values(fs: AbstractFileSystem, root: str, shown: str, tensors: list[S
     batch: list[tuple[StoredTensor, int, int]] = []
     batch_bytes = 0
     for tensor in floating:
-        for start, end in _blocks(tensor, fraction):
+        for start, end in blocks_to_read(tensor, fraction):
             batch.append((tensor, start, end))
             batch_bytes += end - start
             if batch_bytes >= _READ_BYTES:
@@ -302,7 +304,7 @@ def _check_values(fs: AbstractFileSystem, root: str, shown: str, tensors: list[S
     _check_batch(fs, root, shown, batch)
 
 
-def _blocks(tensor: StoredTensor, fraction: float) -> Iterator[tuple[int, int]]:
+def blocks_to_read(tensor: StoredTensor, fraction: float) -> Iterator[tuple[int, int]]:
     """The parts of a tensor to read, as bytes of its file: all of it, or evenly spaced blocks from first to last."""
     size = tensor.end - tensor.start
     if not size:

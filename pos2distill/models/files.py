@@ -119,10 +119,10 @@ def _digest_files(model_path: str) -> str:
 
 
 def files_version(model: ModelSection) -> str:
-    """What changes when one of the model's files does: what a listing says of them, such as sizes and times.
+    """A value that changes when one of the model's files changes: the sizes, times and similar fields of a listing.
 
-    A process that keeps something it made from the files keeps it under this version. No file is read and the
-    hub gets no request: the version of a hub model is its snapshot in this machine's cache.
+    It is the cache key of what a process makes from the files. No file is read, and no request is sent to the hub: the
+    version of a hub model is its snapshot in this machine's cache.
     """
     if is_hub_name(model.path):
         from huggingface_hub import try_to_load_from_cache
@@ -141,7 +141,7 @@ def copy_generation_config(model: ModelSection, folder: Path) -> None:
 def read_licence(model: ModelSection) -> str | None:
     """The licence that the card in a model's folder (README.md) names, as the hub spells it.
 
-    None if it names none, and of a hub model, whose card is not downloaded.
+    None if it names none, or for a hub model, whose card is not downloaded.
     """
     if is_hub_name(model.path):
         return None
@@ -164,7 +164,7 @@ def _endings(*, weights: bool) -> tuple[str, ...]:
 
 
 def _file_states(path: str) -> dict[str, dict[str, Any]]:
-    """What a listing of a folder or URL says of each of the model's files."""
+    """The entry of each of the model's files in a listing of its folder or URL."""
     fs, root = open_url(path, "model.path")
     with storage_errors(path, "model.path"):
         require_listable(fs, root)
@@ -269,16 +269,16 @@ def _times_out(address: str) -> bool:
     except OSError as error:
         return isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError)
     except (ValueError, http.client.HTTPException):
-        return False  # an address or an answer of which the hub's library says what is wrong
+        return False  # the hub's library says what is wrong with the address or the answer
     return False
 
 
 @functools.cache
 def _request(address: str) -> None:
-    """Ask a server for anything. Once it has answered, it is not asked again; failures are not remembered."""
+    """Send a server any request. Once it has answered, no further one is sent; failures are not cached."""
     urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=_HUB_SECONDS).close()
 
 
 def is_hub_name(path: str) -> bool:
-    """Whether a path can be OWNER/NAME on the hub. What has this name on this machine takes precedence."""
+    """Whether a path can be OWNER/NAME on the hub. A folder of this name on this machine takes precedence."""
     return looks_like_hub_name(path) and not os.path.exists(path)

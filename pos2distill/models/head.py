@@ -18,8 +18,8 @@ from pos2distill.models.files import local_folder
 from pos2distill.models.load import load_config
 from pos2distill.models.loss_head import float32_product
 
-# The ends of tensor names, in this order: where the head is tied to the embedding, a checkpoint holds only the
-# embedding. `embed_out` and `embed_in` are GPT-NeoX's. Before them stands where the language model is in a larger one.
+# Suffixes of tensor names, in order of preference: if the head is tied to the embedding, a checkpoint holds only the
+# embedding. `embed_out` and `embed_in` are GPT-NeoX's. A prefix says where the language model is in a larger one.
 _BIAS_NAMES = ("lm_head.bias", "embed_out.bias")
 _HEAD_NAMES = ("lm_head.weight", "embed_out.weight", "embed_tokens.weight", "wte.weight", "embed_in.weight")
 
@@ -108,7 +108,7 @@ def _tensor_files(folder: Path) -> dict[str, str]:
 
 
 def _find(names: Iterable[str], ends: Sequence[str]) -> str | None:
-    """The first of the names that has the first of the ends which any of them has."""
+    """The first name with one of these suffixes, in order of preference."""
     for end in ends:
         for name in names:
             if f".{name}".endswith(f".{end}"):

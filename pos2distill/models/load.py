@@ -239,7 +239,7 @@ def resolve_attention(attention: str, dtype: torch.dtype, device: torch.device) 
 
 
 def require_position_room(model: ModelSection, factor: float) -> None:
-    """Refuse a model with fewer positions than `factor` times its context, which shifted rows would leave.
+    """Refuse a model with fewer positions than `factor` times its context, since shifted rows would need more.
 
     RoPE scales divide positions, so that with scales above 1 more of them fit, and with scales below 1 fewer.
 

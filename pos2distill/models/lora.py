@@ -40,7 +40,7 @@ def add_adapters(lm: PreTrainedModel, lora: LoraSection, *, seed: int) -> None:
         r=lora.rank,
         lora_alpha=lora.alpha,
         target_modules=_targets(lm, lora),
-        # Layers of the encoder of images have the same names, and no token passes through them.
+        # Layers of an image encoder have the same names, but no token passes through them.
         exclude_modules=sorted(_other_linear_layers(lm)) or None,
         task_type=TaskType.CAUSAL_LM,
     )
@@ -103,12 +103,12 @@ def merge(
 
 
 def save_adapter(lm: PreTrainedModel, weights: Mapping[str, Tensor], model: ModelSection, folder: Path) -> None:
-    """Write the adapters by themselves in peft's format, which peft and vLLM load for the model without them.
+    """Write only the adapters, in peft's format, which peft and vLLM load for the model without them.
 
     Args:
         lm: with adapters; its own tensors are not read.
         weights: of the adapters, by their names in `lm`.
-        model: that `lm` was before the adapters. A path of this machine is not written: the folder may be published.
+        model: without the adapters. A path of this machine is not written, since the folder may be published.
         folder: made if it does not exist.
     """
     named: dict[str, Tensor] = get_peft_model_state_dict(
@@ -121,7 +121,7 @@ def save_adapter(lm: PreTrainedModel, weights: Mapping[str, Tensor], model: Mode
     adapters: Any = lm.peft_config
     config: LoraConfig = copy.copy(adapters[_ADAPTER])
     config.inference_mode = True
-    config.target_modules = sorted(config.target_modules or ())  # a set, whose order is another in each process
+    config.target_modules = sorted(config.target_modules or ())  # a set, whose order differs between processes
     if is_hub_name(model.path):
         config.base_model_name_or_path, config.revision = model.path, model.revision
     config.save_pretrained(str(folder))

@@ -64,14 +64,14 @@ class LossHead(nn.Module):
     def forward(self, hidden_TH: Tensor, *, token_losses: TokenLosses) -> Tensor:
         """The loss of each token, (T,) float32; gradients flow to the states and to the head.
 
-        For a chunk of tokens at a time, the head's product is computed and given to `token_losses`; in the backward
-        pass again, instead of being stored. Under autocast, states and weights are rounded to its dtype first, as a
+        For each chunk of tokens, the head's product is computed and passed to `token_losses`. It is not stored, but
+        computed again in the backward pass. Under autocast, states and weights are rounded to its dtype first, as a
         linear layer's are.
 
         Args:
             hidden_TH: the states that enter the head.
-            token_losses: called for each chunk, in both passes. By name: DeepSpeed warns of arguments by position that
-                are no tensors.
+            token_losses: called for each chunk, in both passes. Passed by name, since DeepSpeed warns of positional
+                arguments that are not tensors.
         """
         losses_T: Tensor = _ChunkedLosses.apply(hidden_TH, self.weight, self.bias, token_losses)
         return losses_T

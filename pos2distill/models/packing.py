@@ -23,7 +23,7 @@ MIN_SHARED_FRACTION = 1 / 8
 """A prefix is shared only if it is at least this fraction of its row. The few tokens that open every chat prompt are
 less, and sharing them would cost more (masks, concatenations) than it saves."""
 
-Interval = tuple[int, int]
+TokenRange = tuple[int, int]
 """Start (included) and end (excluded) in the packed sequence."""
 
 
@@ -214,20 +214,20 @@ def pack_rows(
         lengths: of each row, prompt and response.
         group_ids: as in `collate`.
     """
-    intervals: list[list[Interval]] = []  # of each row: its shared prefix, then its own tokens
+    ranges: list[list[TokenRange]] = []  # of each row: its shared prefix, then its own tokens
     shared_lengths: list[int] = []
     query_lengths: list[int] = []
     end = 0
     for row, length in enumerate(lengths):
         shared, source = _shared_prefix(prompts, lengths, group_ids, 0, row)
-        # Several intervals, because the source row may itself share its prefix with an earlier row.
-        prefix = _first_tokens(intervals[source], shared) if shared else []
+        # Several ranges, because the source row may itself share its prefix with an earlier row.
+        prefix = _first_tokens(ranges[source], shared) if shared else []
         own = length - shared
-        intervals.append([*prefix, (end, end + own)])
+        ranges.append([*prefix, (end, end + own)])
         shared_lengths.append(shared)
         query_lengths.append(own)
         end += own
-    span_lengths, row_spans = _cut_into_spans(intervals)
+    span_lengths, row_spans = _cut_into_spans(ranges)
     return PackedRows(
         shared_lengths=tuple(shared_lengths),
         query_lengths=tuple(query_lengths),
@@ -294,10 +294,10 @@ def _common_prefix(one: Tokens, other: Tokens) -> int:
     return int(differs.argmax())
 
 
-def _first_tokens(intervals: list[Interval], tokens: int) -> list[Interval]:
-    """The intervals of a row's first `tokens` tokens."""
+def _first_tokens(ranges: list[TokenRange], tokens: int) -> list[TokenRange]:
+    """The ranges of a row's first `tokens` tokens."""
     first = []
-    for start, end in intervals:
+    for start, end in ranges:
         if tokens <= 0:
             break
         first.append((start, min(end, start + tokens)))
@@ -305,19 +305,19 @@ def _first_tokens(intervals: list[Interval], tokens: int) -> list[Interval]:
     return first
 
 
-def _cut_into_spans(intervals: list[list[Interval]]) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """Cut the packed sequence wherever an interval begins or ends. Returns `span_lengths` and `row_spans`."""
+def _cut_into_spans(ranges: list[list[TokenRange]]) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """Cut the packed sequence wherever a range begins or ends. Returns `span_lengths` and `row_spans`."""
     edges: set[int] = set()
-    for row_intervals in intervals:
-        for start, end in row_intervals:
+    for row_ranges in ranges:
+        for start, end in row_ranges:
             edges |= {start, end}
     # A row can end a shared prefix in the middle of another row's tokens, so every edge cuts.
     bounds = sorted(edges)
     span_at = {start: index for index, start in enumerate(bounds)}
     row_spans = []
-    for row_intervals in intervals:
+    for row_ranges in ranges:
         spans: list[int] = []
-        for start, end in row_intervals:
+        for start, end in row_ranges:
             spans += range(span_at[start], span_at[end])
         row_spans.append(tuple(spans))
     span_lengths = tuple(int(length) for length in np.diff(bounds))

@@ -11,7 +11,7 @@ from fsspec import AbstractFileSystem
 from pos2distill.errors import UserError
 from pos2distill.literal_paths import list_matching
 
-# Types that safetensors 0.8 writes. Those missing here are no floating-point types that a model is loaded from.
+# Types that safetensors 0.8 writes. The others are not floating-point types that a model is loaded from.
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -53,7 +53,7 @@ def _weight_files(fs: AbstractFileSystem, root: str, shown: str) -> list[str]:
     single, index = "model.safetensors", "model.safetensors.index.json"
     has_index = fs.exists(f"{root}/{index}")
     if fs.exists(f"{root}/{single}"):
-        # transformers 5.19 reads the single file then, and vLLM 0.32 those that the index names.
+        # Then transformers 5.19 reads the single file, and vLLM 0.32 those that the index names.
         if has_index and _indexed_files(fs, root, shown) != [single]:
             raise UserError(
                 f"{shown}: holds {single} and {index}, which names other files, so it may hold two models; remove one "

@@ -83,7 +83,8 @@ REFUSED = {
 
 
 def require_trainable_family(config: Any, shown: str) -> None:
-    """
+    """Refuse a family of models that cannot be trained.
+
     Raises:
         UserError: if the config is of a family that is not in `TRAINABLE`, with the reason and those that are.
     """
@@ -102,7 +103,8 @@ def is_quantized(config: Any) -> bool:
 
 
 def refuse_quantized(config: Any, shown: str) -> None:
-    """
+    """Refuse a model whose weights are quantized.
+
     Raises:
         UserError: if a model's weights are stored quantized (fp8, bitsandbytes, AWQ, GPTQ and others).
     """
@@ -137,13 +139,13 @@ def refuse_unpackable(lm: Any, *, context: int, shown: str) -> None:
 
 
 def refuse_attention(lm: Any, attention: str, *, shown: str) -> None:
-    """Refuse an implementation of attention that leaves out a part of the model's.
+    """Refuse an implementation of attention that ignores a part of the model's attention.
 
     Args:
         attention: implementation, without its packed version.
         shown: the model's name in messages.
     Raises:
-        UserError: with the implementations that do not.
+        UserError: naming the implementations that support all of it.
     """
     if attention == "sdpa" and getattr(lm.config.get_text_config(), "attn_logit_softcapping", None):
         raise UserError(

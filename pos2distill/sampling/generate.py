@@ -123,7 +123,7 @@ class Generate:
 
 
 def require_answers(answers: pa.Table) -> None:
-    """Refuse answers of which one is missing: a model is not evaluated by them, since a wrong answer is none.
+    """Raise if any prompt has no answer: a missing answer must not count as wrong.
 
     Args:
         answers: a table of `ANSWER_SCHEMA`.
@@ -141,7 +141,7 @@ def require_answers(answers: pa.Table) -> None:
 
 
 def _opening(model: ModelSection) -> str:
-    """What the prompts of a server begin of each response; not known where the server makes them."""
+    """The start of the response that the chat template writes; empty if the server applies the template."""
     if model.is_served_name:
         return ""
     from pos2distill.models.chat import response_opening

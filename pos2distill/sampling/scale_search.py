@@ -20,7 +20,8 @@ class ScaledAccuracy:
     def __init__(
         self, study: Study, runtime: Runtime, examples: Artifact, file: str, count: int, spec: PromptSpec
     ) -> None:
-        """
+        """Make the prompts, and the operator that answers them.
+
         Args:
             study: with a model that has scales, whose values do not matter.
             examples, file: the artifact and its file; the prompts are those of its first `count` examples.

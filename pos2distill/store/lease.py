@@ -107,7 +107,8 @@ class Lease:
                 listener(TransientError(line))
 
     def check(self) -> None:
-        """
+        """Check that this process still holds the lease.
+
         Raises:
             TransientError: if the lease is lost, with the reason.
         """

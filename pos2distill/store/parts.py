@@ -18,7 +18,7 @@ _PROMPT_KEY = ("documents", "example_id", "placement", "order")
 _logger = logging.getLogger(__name__)
 
 
-class _CorruptPartError(Exception):
+class _UnusablePartError(Exception):
     """Why a part cannot be used."""
 
 
@@ -54,7 +54,7 @@ class TableParts:
             try:
                 with storage_errors(path, "runtime.storage"):
                     tables.append(self._read_part(path))
-            except _CorruptPartError as error:
+            except _UnusablePartError as error:
                 _logger.warning("%s: corrupt (%s); its rows will be computed again", path, error)
         return self._each_row_once(pa.concat_tables(tables))
 
@@ -64,9 +64,9 @@ class TableParts:
         except (pa.ArrowException, OSError, ValueError) as error:
             if not is_corrupt(error):
                 raise
-            raise _CorruptPartError(str(error).partition("\n")[0]) from None
+            raise _UnusablePartError(str(error).partition("\n")[0]) from None
         if not part.schema.equals(self.schema):
-            raise _CorruptPartError("its columns are not those of the table")
+            raise _UnusablePartError("its columns are not those of the table")
         return part
 
     def remove(self) -> None:

@@ -35,7 +35,7 @@ _READ_THREADS = 16
 # for other errors of the format, and UnicodeDecodeError, a ValueError, for text that is not UTF-8.
 _CORRUPTION_ERRORS = (pa.ArrowException, OSError, ValueError)
 
-Indices = npt.NDArray[np.integer[Any]]
+IntegerArray = npt.NDArray[np.integer[Any]]
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class SampleStore:
         part_of[part_of == no_part] = -1
         return StoreIndex(ids, parts, part_of)
 
-    def load(self, index: StoreIndex, indices: Indices, columns: Sequence[str] | None = None) -> pa.Table:
+    def load(self, index: StoreIndex, indices: IntegerArray, columns: Sequence[str] | None = None) -> pa.Table:
         """The samples at these indices, in this order. Only the parts that hold them are read, each of them once.
 
         Args:
@@ -136,7 +136,7 @@ class SampleStore:
             raise ValueError(f"{self.artifact.url}: no sample at indices {absent[:5]}")
         names = list(columns or SAMPLE_SCHEMA.names)
         schema = pa.schema([SAMPLE_SCHEMA.field(name) for name in names], SAMPLE_SCHEMA.metadata)
-        order: list[npt.NDArray[np.integer[Any]]] = [np.empty(0, np.int64)]
+        order: list[IntegerArray] = [np.empty(0, np.int64)]
         tables = [schema.empty_table()]
         for rows, table in self._map_parts(lambda table: table, index, indices, names):
             order.append(rows)
@@ -190,8 +190,8 @@ class SampleStore:
         return total
 
     def _map_parts(
-        self, function: Callable[[pa.Table], _T], index: StoreIndex, indices: Indices, columns: list[str]
-    ) -> Iterator[tuple[Indices, _T]]:
+        self, function: Callable[[pa.Table], _T], index: StoreIndex, indices: IntegerArray, columns: list[str]
+    ) -> Iterator[tuple[IntegerArray, _T]]:
         """Apply `function` to the samples of each part at these indices.
 
         Yields, for each part, which of `indices` (numbered from 0) it holds, and the result for them in that order.
@@ -201,7 +201,7 @@ class SampleStore:
         rows_by_part = np.split(by_part, starts[1:])
         read_columns = [*columns] if "sample_id" in columns else [*columns, "sample_id"]
 
-        def apply(number: int, rows: Indices) -> tuple[Indices, _T]:
+        def apply(number: int, rows: IntegerArray) -> tuple[IntegerArray, _T]:
             table = self._read(index.parts[number], read_columns)
             part_ids = table["sample_id"].combine_chunks()
             found = pc.index_in(index.ids.take(pa.array(indices[rows])), value_set=part_ids)

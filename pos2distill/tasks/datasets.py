@@ -22,7 +22,7 @@ _SIDES: tuple[Side, ...] = ("train", "eval")
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Training and evaluation examples that have no question in common, and what became of the file's records.
+    """Training and evaluation examples without a common question, and how many records were used or skipped.
 
     The examples are in a temporary file: memory holds those that are accessed.
     counts: records = train + eval + train_unused + eval_unused + duplicate + each of `formats.REASONS`; and
@@ -69,7 +69,7 @@ def load_split(data: DataSection, *, documents: int, seed: int, eval_seed: int |
     if _draws_distractors(data):
         sides = {side: _fill_up(sides[side], selection.pools[side], data, documents, seeds[side]) for side in _SIDES}
     counts = dict(selection.counts)
-    # With several hops, an answer in another document may be a step to that of the question.
+    # With several hops, an answer in another document may be an intermediate step.
     if data.hops == (1,):
         counts["answer_in_distractor"] = sum(_has_answer_in_distractor(each, documents) for each in sides["eval"])
     return Split(sides["train"], sides["eval"], counts, selection.locations())
@@ -265,7 +265,7 @@ def _draws_distractors(data: DataSection) -> bool:
 
 
 def _fit(example: Example, data: DataSection, documents: int, location: str) -> Example | Reason:
-    """The example if it is what the settings ask for; else the reason to skip it, or an error for a user's own file."""
+    """The example if it meets the settings; else the reason to skip it, or an error if the file is the user's own."""
     _check_words(example, location)
     golds = len(example.golds)
     if golds not in data.hops:

@@ -21,8 +21,8 @@ _TRIAL = (
 def text_encoder(tokenizer: "PreTrainedTokenizerBase") -> Callable[[str], Tokens]:
     """The token ids (T,) of a whole text with no special tokens around it: `tokenizer(text, add_special_tokens=False)`.
 
-    By fastokens where it can read the tokenizer and gives the same ids of a trial text, many times as fast (byte-level
-    BPE, which nearly all models have today; `benchmarks/pipeline`). Else by the tokenizer itself.
+    Uses fastokens, which is many times as fast, if it can read the tokenizer and gives the same ids for a trial text
+    (byte-level BPE, which nearly all models have today; `benchmarks/pipeline`). Otherwise uses the tokenizer itself.
     """
 
     def encode(text: str) -> Tokens:

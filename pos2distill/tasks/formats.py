@@ -76,7 +76,7 @@ def parse_record(form: str, record: dict[str, Any], location: str) -> Example | 
 
 
 def _format_hint(record: dict[str, Any]) -> str:
-    """For a message: the formats that have the fields of this record, or where the records probably are."""
+    """A hint for a message: the formats that have the fields of this record, or where the records probably are."""
     fitting = [each.name for each in FORMATS.values() if all(name in record for name in each.required)]
     if fitting:
         return f"those of data.format={' or '.join(fitting)}"
@@ -293,11 +293,11 @@ PARSERS: dict[str, Callable[[dict[str, Any], str], Example | Reason]] = {
 
 
 def _nonempty_answers(answers: tuple[str, ...]) -> tuple[str, ...]:
-    """The answers that are not empty once normalised; published files have such (the band The The)."""
+    """The answers that are not empty once normalised; published files have empty ones (the band The The)."""
     return tuple(answer for answer in answers if normalize(answer))
 
 
-# Fields of the published formats that have similar names. None of them is another one under a wrong name.
+# Fields of the published formats that have similar names. None of them is a misspelling of another one.
 _SIMILAR_FIELDS = frozenset({"positive_ctxs", "negative_ctxs", "hard_negative_ctxs", "answerable", "answer_aliases"})
 
 
@@ -316,7 +316,7 @@ def _field(record: dict[str, Any], name: str, kind: type, location: str) -> Any:
 
 
 def _refuse_misspelt(record: dict[str, Any], known: set[str], location: str) -> None:
-    """Refuse a field that looks like a missing optional one: under a wrong name it would be ignored silently."""
+    """Refuse a field that looks like a misspelt optional one, since it would be ignored silently."""
     absent = known - record.keys()
     for name in record:
         if name in known:

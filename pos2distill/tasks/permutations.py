@@ -24,7 +24,7 @@ _PUBLISHED_PAIRS = {
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The slots of the gold documents of an evaluated prompt. `group`: of the published pairs, else empty."""
+    """The slots of the gold documents of an evaluated prompt. `group`: that of a published pair, else empty."""
 
     slots: Slots
     group: str = ""
@@ -42,7 +42,8 @@ def arrange(
     """The example's documents with its gold ones at `slots` and the first distractors at the other slots.
 
     Args:
-        documents: to show. 0: not even the gold ones. slots: of the gold documents, in hop order; distinct.
+        documents: how many to show; 0: none, not even the gold ones. slots: of the gold documents, in hop order;
+        distinct.
         order: `fixed` keeps the data set's order of distractors (paper); `reshuffled` draws one for each
             (seed, example, slots) (authors' code).
         slot_of_rank: if given, a reordering of what the other arguments arrange: the document of rank r (from 0) is

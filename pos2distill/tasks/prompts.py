@@ -112,7 +112,7 @@ def raw_messages(template: TemplateSection) -> dict[str, str]:
 class _Message:
     """A message in parts, which are joined as they are.
 
-    documents: each with what separates it; empty in a message that does not show them.
+    documents: each with its separator; empty in a message that does not show them.
     """
 
     role: str
@@ -140,7 +140,7 @@ def _to_messages(template: TemplateSection, question: str, documents: Sequence[D
 
 
 def _show(template: TemplateSection, documents: Sequence[Document]) -> list[str]:
-    """Each document with what separates it from the next one."""
+    """Each document with the separator before the next one."""
     shown = []
     for number, document in enumerate(documents, start=1):
         title, text = document.title, document.text
@@ -235,7 +235,7 @@ class PromptBuilder:
         return self._in_chat({each.role: each.text for each in _to_messages(self.template, example.question, shown)})
 
     def _in_chat(self, texts: Mapping[str, str]) -> str:
-        """Args: texts: of the messages by role."""
+        """The token ids of a chat with these messages. texts: of the messages by role."""
         messages = [{"role": role, "content": text} for role, text in texts.items()]
         return str(
             self.tokenizer.apply_chat_template(
@@ -244,9 +244,9 @@ class PromptBuilder:
         )
 
     def chat_frame(self) -> tuple[str, str]:
-        """What the chat template writes before and after the message with the documents.
+        """The text that the chat template writes before and after the message with the documents.
 
-        With the other message, in which `{question}` is not filled in.
+        It includes the other message, in which `{question}` is not filled in.
         """
         probe = "pos2distill-probe"  # which no chat template contains
         texts = {role: probe if DOCUMENTS in text else text for role, text in raw_messages(self.template).items()}

@@ -64,15 +64,15 @@ _OTHER_KINDS = {
 
 def read_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (location, object) for each record: `line 3` of JSON Lines, blank lines counted, `record 3` of an array,
-    `row 3` of Parquet, where a null field is as one that is missing; of several files `a.parquet, row 3`, with the
-    folders that they do not have in common.
+    `row 3` of Parquet, where a null field counts as missing; for several files `a.parquet, row 3`, without the folders
+    that they have in common.
 
     Args:
         url: of a file, or with `*` the pattern of several, which are read in the order of their names.
     Raises:
         UserError: a missing file, broken compression, bytes that are not UTF-8, a record that is not one JSON object.
     """
-    files = _files(url)
+    files = data_files(url)
     folders = zip(*(file.split("/")[:-1] for file in files), strict=False)
     common = len([*itertools.takewhile(lambda names: len({*names}) == 1, folders)])
     for file in files:
@@ -95,7 +95,7 @@ def _file_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield from _parquet_records(url)
                 return
             with fsspec.open(url, "rb", compression="infer") as file:
-                records = _array_records(file, url) if is_array else _line_records(file, url)
+                records = array_records(file, url) if is_array else _line_records(file, url)
                 for location, record in records:
                     yield location, record
         except (gzip.BadGzipFile, zipfile.BadZipFile) as error:
@@ -111,7 +111,7 @@ def _file_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
             kind = "gzip" if ending == "gz" else ending
             raise UserError(f"{url}: broken {kind} {where} ({error}); fetch the file again") from None
         except OSError as error:
-            if "Invalid data stream" not in str(error):  # the words of bz2, which has no exception of its own
+            if "Invalid data stream" not in str(error):  # bz2 has no exception of its own
                 raise
             raise UserError(f"{url}: is no whole bz2 file ({error}); rename or fetch it again") from None
 
@@ -122,7 +122,7 @@ def file_digest(url: str) -> str:
     A process reads an unchanged file once.
     """
     digests = []
-    for file in _files(url):
+    for file in data_files(url):
         with _one_line_errors(file):
             fs, path = open_url(file, "data.path")
             digests.append(_digest(file, fs.ukey(path)))
@@ -132,14 +132,14 @@ def file_digest(url: str) -> str:
 def data_bytes(url: str) -> int:
     """The size of the file, or of all files that a pattern matches."""
     total = 0
-    for file in _files(url):
+    for file in data_files(url):
         with _one_line_errors(file):
             fs, path = open_url(file, "data.path")
             total += fs.size(path)
     return total
 
 
-def _files(url: str) -> list[str]:
+def data_files(url: str) -> list[str]:
     """The file itself, or those that a pattern matches, such as `folder/*.parquet`. Only `*` matches others."""
     if "*" not in url or url.startswith(("http://", "https://")):  # a web server lists no files
         return [url]
@@ -181,7 +181,7 @@ def _nearest_file(url: str) -> str:
     try:
         fs, path = fsspec.url_to_fs(url)
         names = [str(entry).rsplit("/", 1)[-1] for entry in fs.ls(fs._parent(path), detail=False)]
-    except (OSError, ValueError):  # ValueError: of a URL that is none
+    except (OSError, ValueError):  # ValueError: for a text that is not a URL
         return ""
     hint = did_you_mean(path.rsplit("/", 1)[-1], names)
     return hint if "did you mean" in hint else ""
@@ -261,7 +261,8 @@ def _object_of_pairs(location: str, pairs: list[tuple[str, Any]]) -> dict[str, A
     return value
 
 
-def _array_records(file: BinaryIO, url: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def array_records(file: BinaryIO, url: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of a JSON array, each with its location in the file, read one after another."""
     number = 0
     try:
         # ijson asks for its own number of bytes; `from_iter` answers with the next chunk.

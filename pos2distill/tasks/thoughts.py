@@ -11,7 +11,7 @@ _BEGIN, _END = "<think>", "</think>"
 
 
 def answer_start(text: str) -> int:
-    """Where the answer in a text begins: behind its thought, at 0 without one, at the end if a thought does not end."""
+    """Where the answer in a text begins: after its thought, at 0 without one, at the end if a thought does not end."""
     end = text.rfind(_END)
     start = 0 if end < 0 else end + len(_END)
     return len(text) if text[start:].lstrip().startswith(_BEGIN) else start

@@ -30,7 +30,7 @@ from pos2distill.errors import UserError
 from pos2distill.randomness import derive_generator
 from pos2distill.store.samples import SampleStore, StoreIndex
 from pos2distill.store.selection import Selection
-from pos2distill.training.batches import Batch, BatchCollector, IndexedSample
+from pos2distill.training.batches import Batch, BatchCollector, IndexedSample, Indices
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.rows import Sample, kept_samples
 
@@ -38,9 +38,6 @@ WINDOW = 256
 """Samples that are read, and shuffled, together. An epoch's order does not depend on how the store is cut."""
 
 _PROGRESS_FILE = "progress.json"
-
-Indices = npt.NDArray[np.int64]
-
 
 Arrival = list[IndexedSample]
 """Samples that have become available. Empty if the stream brought nothing new."""

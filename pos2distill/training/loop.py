@@ -280,7 +280,8 @@ class Trainer:
 
 
 def _require_finite(loss_N: Tensor) -> Tensor:
-    """
+    """Stop training if a loss is not finite.
+
     Raises:
         UserError: if training has diverged; then nothing of it is worth saving.
     """

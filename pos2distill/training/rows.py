@@ -13,7 +13,7 @@ from pos2distill.config import Study
 from pos2distill.errors import UserError
 from pos2distill.losses.objectives import ANCHOR
 from pos2distill.models.chat import end_of_turn_id
-from pos2distill.records import Example, Floats, Slots, Tokens, example_from_row
+from pos2distill.records import Example, Logprobs, Slots, Tokens, example_from_row
 from pos2distill.tasks.permutations import advantageous_slots, slots_to_index, teacher_slots, trivial_slots
 from pos2distill.tasks.prompts import PromptBuilder
 
@@ -40,7 +40,7 @@ class Sample:
     hidden: bytes | None
     hidden_dtype: str | None
     top_ids: Tokens | None
-    top_logprobs: Floats | None
+    top_logprobs: Logprobs | None
 
 
 RowKey = tuple[Sample, Slots]

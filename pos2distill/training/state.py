@@ -205,7 +205,8 @@ def _write_contents(folder: Path, shapes: Shapes, files_by_rank: list[dict[str, 
 
 
 def _check_shapes(path: Path, stored: Mapping[str, Sequence[int]], shapes: Shapes) -> None:
-    """
+    """Check that the stored parameters have the shapes of the model.
+
     Raises:
         UserError: naming the first parameter that differs; the model's own come first.
     """

@@ -42,7 +42,7 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> TrainingOutcome:
         UserError: if training cannot continue.
     """
     study, trainers = job.study, job.runtime.trainers
-    scratch = _empty_scratch(job, session)
+    scratch = empty_scratch(job, session)
     examples = job.examples.read_table(job.examples_file, ["example_id"])["example_id"].to_pylist()
     ids = pa.array(sample_ids(examples, study.method.responses_per_example), pa.string())
     with explain_memory_of_model(study, trainers):
@@ -62,7 +62,7 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> TrainingOutcome:
     try:
         finished = trainer.train(loader, progress, listeners, checkpointer.requested_action, checkpointer.save)
         if finished:
-            warnings = _save_model(job, strategy, scratch, write=session.dist.rank == 0)
+            warnings = save_model(job, strategy, scratch, write=session.dist.rank == 0)
     except Exception as error:
         # A restart in this process opens them again. What ended the run is what the user must see.
         if log is not None:
@@ -79,7 +79,7 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> TrainingOutcome:
     return TrainingOutcome(finished, progress.step, warnings)
 
 
-def _empty_scratch(job: TrainingJob, session: WorkerSession) -> Path:
+def empty_scratch(job: TrainingJob, session: WorkerSession) -> Path:
     """The folder of this run on this node, without what workers that died here left in it.
 
     A training state has 12 bytes per parameter, so that two of them may not fit on the disk. To be called before the
@@ -105,7 +105,7 @@ def _resume(
             raise UserError(f"{error}; {remedy}") from None
 
 
-def _save_model(job: TrainingJob, strategy: Strategy, scratch: Path, *, write: bool) -> tuple[str, ...]:
+def save_model(job: TrainingJob, strategy: Strategy, scratch: Path, *, write: bool) -> tuple[str, ...]:
     """Save weights and tokenizer, and adapters by themselves too. Every rank takes part, one writes.
 
     Returns: warnings, on the rank that writes.

@@ -26,8 +26,8 @@ from .session import pool_arguments, set_data_context
 from .tracker import RayTracker
 
 _ASK_AGAIN_SECONDS = 0.5
-_STORAGE_SECONDS = 5.0  # between two requests to a storage that does not answer
-_OUTAGE_S = 600.0
+_STORAGE_RETRY_SECONDS = 5.0  # between two requests to a storage that does not answer
+_STORAGE_WAIT_SECONDS = 600.0  # after it, a storage that does not answer is an error
 
 _T = TypeVar("_T")
 
@@ -88,12 +88,13 @@ def once_storage_answers(call: Callable[[], _T], warn: Callable[[str], None]) ->
             return call()
         except Exception as error:  # of file systems that share no base class
             waited = time.monotonic() - began
-            if waited > _OUTAGE_S or not (isinstance(error, TransientError) or is_transient(error)):
+            if waited > _STORAGE_WAIT_SECONDS or not (isinstance(error, TransientError) or is_transient(error)):
                 raise
             if not warned:
-                warn(f"{one_line(str(error))}; workers wait for the storage, at most {_OUTAGE_S / 60:g} minutes")
+                minutes = _STORAGE_WAIT_SECONDS / 60
+                warn(f"{one_line(str(error))}; workers wait for the storage, at most {minutes:g} minutes")
                 warned = True
-        time.sleep(_STORAGE_SECONDS)
+        time.sleep(_STORAGE_RETRY_SECONDS)
 
 
 def _actor_class(operator: ActorOperator) -> type["_Actor"]:

@@ -16,7 +16,7 @@ from ..protocol import ActorCalls, Stream, Tracker
 from .actors import start_actors
 from .data import build_dataset
 from .messages import Messages
-from .session import connect, ray_session, require_resources, warn_of_unused_gpus
+from .session import connect, ray_session, require_resources, warn_of_unused_cluster_gpus
 from .tracker import RayTracker, track
 from .train import fit
 
@@ -41,7 +41,7 @@ class RayExecutor:
     def track(self, spec: ProgressSpec) -> Iterator[RayTracker]:
         """See `Executor.track`."""
         with ray_session():
-            warn_of_unused_gpus(self.runtime)
+            warn_of_unused_cluster_gpus(self.runtime)
             with track(spec) as tracker:
                 yield tracker
 
@@ -56,7 +56,7 @@ class RayExecutor:
         """See `Executor.map`. Connects to Ray at once, so that progress is shown only once there is some."""
         assert tracker is None or isinstance(tracker, RayTracker)
         connect()
-        warn_of_unused_gpus(self.runtime)
+        warn_of_unused_cluster_gpus(self.runtime)
         return self._map(blocks, operators, label, tracker)
 
     def _map(
@@ -74,7 +74,7 @@ class RayExecutor:
     ) -> Iterator[ActorCalls]:
         """See `Executor.actors`."""
         with self._session() as messages:
-            warn_of_unused_gpus(self.runtime)
+            warn_of_unused_cluster_gpus(self.runtime)
             require_resources(label, cpus=pool.min * pool.cpus, gpus=pool.min * pool.gpus)
             with start_actors(create, pool, messages) as call_all:
                 yield call_all

@@ -90,7 +90,8 @@ class Messages:
             thread.join()
 
     def _raise_reason(self, error: Exception) -> None:
-        """
+        """Raise the reason of an error, if actors have reported it.
+
         Raises:
             MachineError: if actors have reported why they died.
         """

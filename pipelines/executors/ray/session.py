@@ -153,7 +153,7 @@ def require_resources(label: str, *, cpus: float, gpus: float) -> None:
             )
 
 
-def warn_of_unused_gpus(runtime: Runtime) -> None:
+def warn_of_unused_cluster_gpus(runtime: Runtime) -> None:
     """Say if this cluster has GPUs and no pool asks for one. What this machine has is checked before a run."""
     pools = (runtime.samplers, runtime.teachers, runtime.trainers)
     # With an endpoint, a server has the model.

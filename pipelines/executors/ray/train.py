@@ -52,7 +52,7 @@ def fit(job: TrainingJob, stream: Stream, messages: Messages, tracker: RayTracke
     job.checkpoint.fs.makedirs(job.checkpoint.path, exist_ok=True)
     remove_unlisted_states(job.checkpoint)
     trainer = TorchTrainer(
-        _train_function,
+        train_function,
         train_loop_config={"job": job, "tracker": tracker},
         torch_config=TorchConfig(backend="nccl" if trainers.gpus else "gloo"),
         scaling_config=ScalingConfig(**trainer_arguments(trainers)),
@@ -80,7 +80,7 @@ def fit(job: TrainingJob, stream: Stream, messages: Messages, tracker: RayTracke
     return TrainingOutcome(**result)
 
 
-def _train_function(config: dict[str, Any]) -> dict[str, Any]:
+def train_function(config: dict[str, Any]) -> dict[str, Any]:
     """What Ray Train runs on each worker. An error that a restart would not fix is returned as `fatal`.
 
     Such an error may be one worker's alone, while the others wait for it. Then it is reported to the tracker and

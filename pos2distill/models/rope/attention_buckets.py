@@ -1,7 +1,7 @@
 """Attention Buckets (arXiv:2312.04455): several RoPE bases side by side, whose next-token distributions are mixed.
 
 Where one base attends little another attends more. Every prompt runs once for each base, so an answer costs that many
-times as much. For transformers alone.
+times as much. Only for transformers.
 
 B: rows, N: bases, L: tokens, D: size of a head, V: vocabulary.
 """
@@ -49,7 +49,7 @@ class _RotateByRow:
         rows = len(states)
         row_B = torch.arange(rows, device=states.device) % len(self.frequency_NF)
         frequency_BF = self.frequency_NF.to(states.device)[row_B]
-        # Positions may come once for all rows.
+        # Positions may be given once for all rows.
         angle_BLF = position_BL.expand(rows, -1).float().unsqueeze(-1) * frequency_BF.unsqueeze(1)
         angle_BLD = torch.cat((angle_BLF, angle_BLF), dim=-1)
         return angle_BLD.cos().to(states.dtype), angle_BLD.sin().to(states.dtype)

@@ -72,7 +72,7 @@ def _require_scalable_in_vllm(config: Any, shown: str) -> None:
 
 
 def _require_changed_layer(config: Any, first_layer: int, shown: str) -> None:
-    """Otherwise the model would answer as it is, and be reported as Ms-PoE."""
+    """Refuse a first layer beyond the last one: the unchanged model would be reported as Ms-PoE."""
     layers = config.get_text_config().num_hidden_layers
     if first_layer >= layers:
         raise UserError(

@@ -1,6 +1,6 @@
 """Ms-PoE (arXiv:2403.04797): in every prompt each attention head gets a RoPE scale by how it attends to that prompt.
 
-For transformers 5.19 alone: vLLM's fused attention has no place for it. Heads that share keys (GQA) share a scale,
+Only for transformers 5.19: vLLM's fused attention does not support it. Heads that share keys (GQA) share a scale,
 since a key can be rotated in one way only; the paper has no such models.
 
 B: rows, H: query heads, G: groups of heads that share keys, L: tokens of queries, S: tokens of keys, D: size of a head.
@@ -36,7 +36,7 @@ class MsPoe:
         self.scales: dict[int, Tensor] = {}
 
     def begin(self, attention_mask_BL: Tensor) -> None:
-        """Forget the scales of the prompts before. attention_mask_BL: 0 where a row is padded, on the left."""
+        """Forget the scales of the previous prompts. attention_mask_BL: 0 where a row is padded, on the left."""
         self.padding_B1 = (attention_mask_BL == 0).sum(1, keepdim=True)
         self.scales = {}
 
@@ -108,7 +108,7 @@ def _scales_by_rank(count: int, settings: MsPoeSection) -> Tensor:
 
 
 def apply_ms_poe(lm: PreTrainedModel, settings: MsPoeSection, shown: str) -> MsPoe:
-    """Change the attention of a loaded model. Its other results, as of training, are not defined from here on.
+    """Change the attention of a loaded model. Its other uses, such as training, are undefined afterwards.
 
     Args:
         shown: the model's name in messages.

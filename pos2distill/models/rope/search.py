@@ -53,7 +53,7 @@ def next_genomes(
     genomes: list[Genome] = []
 
     def add(propose: Callable[[], Genome]) -> None:
-        # Another proposal in the place of one that is known, so that strategies measure equally many candidates.
+        # A proposal that is already known is replaced, so that all strategies measure equally many candidates.
         for _ in range(_PROPOSALS):
             genome = propose()
             scales = scales_of(genome, layers, settings.curve)

@@ -631,10 +631,10 @@ def test_submit_requires_a_recipe_and_valid_manifests(
     [
         (
             ["name=my-own-run", "nonsense"],
-            "takes a spec and its settings alone; to change the spec, write spec.name=my",
+            "takes only a spec and its settings; to change the spec, write spec.name=my",
         ),
-        (["spec.name=my-own-run", "nonsense"], "takes a spec and its settings alone\n"),
-        (["nq_mistral_7b"], "takes a spec and its settings alone\n"),
+        (["spec.name=my-own-run", "nonsense"], "takes only a spec and its settings\n"),
+        (["nq_mistral_7b"], "takes only a spec and its settings\n"),
     ],
 )
 def test_status_logs_and_delete_refuse_words_that_they_would_ignore(

@@ -7,8 +7,8 @@ from cluster.nodes import NodeSection, quantity_bytes
 from cluster.render import render
 from cluster.rules.pods import INSTANCE_GPUS
 from cluster.sizing import (
-    _GPU_MEMORY_GB,
     GPU_BYTES,
+    GPU_MEMORY_GB,
     GPU_RESERVE,
     KNOWN_PARAMETERS,
     KNOWN_SHAPES,
@@ -30,9 +30,9 @@ P = KNOWN_PARAMETERS["Mistral-7B-Instruct-v0.3"]
 
 
 def test_machines_with_a_known_number_of_gpus_have_a_known_memory_and_the_reverse() -> None:
-    known = {machine: [prefix for prefix in _GPU_MEMORY_GB if machine.startswith(prefix)] for machine in INSTANCE_GPUS}
+    known = {machine: [prefix for prefix in GPU_MEMORY_GB if machine.startswith(prefix)] for machine in INSTANCE_GPUS}
     assert [machine for machine, prefixes in known.items() if len(prefixes) != 1] == []
-    assert {prefix for prefixes in known.values() for prefix in prefixes} == set(_GPU_MEMORY_GB)
+    assert {prefix for prefixes in known.values() for prefix in prefixes} == set(GPU_MEMORY_GB)
 
 
 def test_state_bytes_are_those_of_a_checkpoint() -> None:

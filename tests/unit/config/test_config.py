@@ -239,7 +239,7 @@ def test_metric_must_fit_the_prompt(load: Callable[..., Recipe]) -> None:
         ("inference={method: lpes, scales: [0]}", "inference.scales: input should be greater than or equal to 0.25"),
         (
             "inference.method=ms_poe",
-            "inference.method: 'ms_poe' changes attention in a way that vLLM has no place for",
+            "inference.method: 'ms_poe' changes attention in a way that vLLM does not support",
         ),
         ("inference.method=attention_buckets", "inference.method: 'attention_buckets' changes attention in a way that"),
         ("inference.bases=[1]", "inference.bases: "),

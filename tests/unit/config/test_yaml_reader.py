@@ -26,7 +26,7 @@ CHAIN = "b0: &b0 {x: 1}\n" + "".join(f"b{index}: &b{index} {{x: *b{index - 1}}}\
         ("[" * 50_000, f"line 1: more than {MAX_DEPTH} nested levels"),
         (CHAIN, f"more than {MAX_DEPTH} nested levels"),
         (BOMB, "aliases stand for more than 1,000,000 values; write them out"),
-        ("a: &a [*a]", "line 1: an alias inside of what it stands for"),
+        ("a: &a [*a]", "line 1: an alias inside the value that it stands for"),
         ("a: *b", "not valid YAML: line 1: found undefined alias"),
         ("a: [1", "not valid YAML: line 2: did not find expected"),
         ("a: !!python/object:os.system x", "not valid YAML: line 1: could not determine a constructor"),

@@ -14,7 +14,7 @@ from pos2distill.evaluation.count_warnings import (
 def test_refusal_warning_counts_questions() -> None:
     assert refusal_warning({"examples": 300, "prompts": 1500}) is None
     assert refusal_warning({"examples": 300, "refused": 2, "prompts": 1490}) == (
-        "2 of 300 questions are left out at every position, since the server refused a prompt of theirs for its "
+        "2 of 300 questions are left out at every position, since the server refused one of their prompts for its "
         "content; refused.parquet beside the answers has its reasons"
     )
 
@@ -62,7 +62,7 @@ def test_thought_warning_above_a_tenth_of_the_answers() -> None:
 def test_shortage_warning_if_fewer_are_kept_than_wanted() -> None:
     counts = {"wanted": 300, "sampled": 600, "kept": 207}
     assert shortage_warning(counts) == (
-        "207 of 300 examples (data.train_examples) were kept after all 600 that may be sampled; raise "
+        "207 of 300 examples (data.train_examples) were kept after all 600 candidates had been sampled; raise "
         "data.train_candidates, give more data, or try another slot or model"
     )
     assert shortage_warning(counts | {"kept": 300}) is None
@@ -72,7 +72,7 @@ def test_shortage_warning_if_fewer_are_kept_than_wanted() -> None:
 def test_search_warning_if_most_candidates_answer_nothing() -> None:
     counts = {"candidates": 12, "without_right_answers": 7, "examples": 20, "prompts": 720}
     line = (
-        "with 7 of 12 candidates no answer is right, so that few were compared; lower inference.search.largest, or "
+        "7 of 12 candidates answer nothing right, so that few could be compared; lower inference.search.largest, or "
         "increase inference.search.population"
     )
     assert search_warning(counts) == line

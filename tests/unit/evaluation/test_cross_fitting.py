@@ -85,7 +85,7 @@ def test_gap_change_of_few_examples_is_students() -> None:
 def test_gap_change_is_as_certain_as_its_formula(accuracy_S: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the bootstrap's error and half of the smaller of that and sqrt(2) s, s that of the mean of the parts."""
     seen: dict[str, Floats] = {}
-    interval_of = cross_fitting._with_interval
+    interval_of = cross_fitting.with_interval
 
     def record(
         part_E: Floats, change_R: Floats, *, fixed_factor: float, excess: tuple[float, float]
@@ -94,7 +94,7 @@ def test_gap_change_is_as_certain_as_its_formula(accuracy_S: list[float], monkey
         assert max(excess) < 0.001  # many answers are wrong
         return interval_of(part_E, change_R, fixed_factor=fixed_factor)
 
-    monkeypatch.setattr(cross_fitting, "_with_interval", record)
+    monkeypatch.setattr(cross_fitting, "with_interval", record)
     before, after = answers(accuracy_S, 100, 0), answers(accuracy_S, 100, 1000)
     _, (low, high) = gap_change(before, after, bootstrap_samples=400, seed=0)
     bootstrap = seen["change_R"].std(ddof=1) * (100 / 99) ** 0.5

@@ -71,9 +71,11 @@ def test_gap_interval_of_few_wrong_answers_leaves_as_much_open_as_a_proportion(e
     highest = []
     for wrong in range(13):
         _, high = gap_interval(wrong_at_one_of_five(wrong, examples), position_p=1.0, draws=2000, seed=0)
-        share = 1.959964**2 / examples
+        correction = 1.959964**2 / examples
         mean = wrong / examples
-        wilson = (mean + share / 2 + (mean * (1 - mean) * share + share**2 / 4) ** 0.5) / (1 + share)
+        wilson = (mean + correction / 2 + (mean * (1 - mean) * correction + correction**2 / 4) ** 0.5) / (
+            1 + correction
+        )
         assert wilson <= high <= wilson + 0.06 * (60 / examples) ** 0.8
         highest.append(high)
     assert highest == sorted(highest)

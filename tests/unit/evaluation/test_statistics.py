@@ -167,13 +167,13 @@ def test_fraction_interval_near_1_is_that_of_what_is_missing() -> None:
     low, high = fraction_interval(1 - missing_E, np.ones(40), answers=240, bootstrap_samples=2000, seed=0)
     mirrored = ratio_interval(missing_E, np.ones(40), bootstrap_samples=2000, seed=0)
     assert (1 - high, 1 - low) == pytest.approx(mirrored)
-    share = 1 - missing_E.mean()
-    assert share - low > 1.3 * (high - share)
+    fraction = 1 - missing_E.mean()
+    assert fraction - low > 1.3 * (high - fraction)
     assert fraction_interval(missing_E, np.ones(40), answers=240, bootstrap_samples=2000, seed=0) == mirrored
 
 
 def test_fraction_interval_is_at_most_that_of_examples_that_are_right_or_wrong() -> None:
-    """Two of 20 examples fail: the skewed interval alone would end at .58, the share of the one that fails most.
+    """Two of 20 examples fail: the skewed interval alone would end at .58, the fraction of the one that fails most.
 
     Wilson with m = .0415, n = 20: (m + .096) / 1.192 + 1.96 (m (1 - m) / 20 + .0024)^.5 / 1.192 = .2243.
     """

@@ -28,13 +28,15 @@ def test_summarise_shift_of_a_spike_by_hand() -> None:
     assert [each["value"] for each in summary["recovered_whole_by_slot"]] == pytest.approx([1, 0.5])
     assert summary["recovery"]["value"] == pytest.approx(0.95)
     # Of 2.2 nats: 1.1 + .05; the three largest 1.3 + .15; a tenth is one token of either.
-    shares = summary["concentration"]
-    assert shares["responses"] == 2
-    assert shares["top_1"]["value"] == shares["top_10_percent"]["value"] == pytest.approx(1.15 / 2.2)
-    assert shares["top_3"]["value"] == pytest.approx(1.45 / 2.2)
-    assert shares["top_1"]["even"] == pytest.approx((2 / 10 + 0.2 / 4) / 2.2)
-    assert (shares["spike_ratio"]["quartile_1"], shares["spike_ratio"]["quartile_3"]) == pytest.approx((1, 11))
-    low, high = shares["top_1"]["ci95"]
+    concentration = summary["concentration"]
+    assert concentration["responses"] == 2
+    assert concentration["top_1"]["value"] == concentration["top_10_percent"]["value"] == pytest.approx(1.15 / 2.2)
+    assert concentration["top_3"]["value"] == pytest.approx(1.45 / 2.2)
+    assert concentration["top_1"]["even"] == pytest.approx((2 / 10 + 0.2 / 4) / 2.2)
+    assert (concentration["spike_ratio"]["quartile_1"], concentration["spike_ratio"]["quartile_3"]) == pytest.approx(
+        (1, 11)
+    )
+    low, high = concentration["top_1"]["ci95"]
     assert low == pytest.approx(0.25)  # only the even response
     assert high == pytest.approx(0.55)  # only the spike
     # The fourth token is the last that both have.

@@ -298,7 +298,7 @@ def test_blocks_cover_a_tensor_or_a_fraction_of_it(size: int, fraction: float, s
         patch.setattr(check, "_BLOCK_BYTES", 256)
         patch.setattr(check, "_MIN_SAMPLE_BYTES", 64)
         end = start + size * itemsize
-        blocks = list(check._blocks(StoredTensor("file", "name", dtype, (size,), start, end), fraction))
+        blocks = list(check.blocks_to_read(StoredTensor("file", "name", dtype, (size,), start, end), fraction))
     assert all(start <= first < last <= end for first, last in blocks)
     assert all((first - start) % itemsize == (last - start) % itemsize == 0 for first, last in blocks)
     read = {byte for first, last in blocks for byte in range(first, last)}

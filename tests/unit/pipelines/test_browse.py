@@ -18,10 +18,10 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from pipelines import command_line, comparison
-from pipelines.api import _to_checkpoint
+from pipelines.api import Checkpoint
 from pipelines.artifact_lookup import list_artifacts
 from pipelines.commands import run_evaluate, run_sample, run_study
-from pipelines.inspection.inspect import Selection, inspect
+from pipelines.inspection.inspect import QuestionFilter, inspect
 from pipelines.plan import make_plan
 from pipelines.provenance import UNFINISHED_FILE, Provenance, read_provenance, record_provenance
 from pipelines.stages.sample import sample_ids_of
@@ -100,7 +100,7 @@ def test_inspect_filters_and_limits(recipe: Recipe, command: Command, capsys: py
 
 
 def test_inspect_refuses_a_position_that_was_not_evaluated(recipe: Recipe) -> None:
-    selection = Selection(position="9")
+    selection = QuestionFilter(position="9")
     with pytest.raises(UserError, match=r"^--position: 9: expected one of those evaluated: 1, 2, 3, 4$"):
         list(inspect(recipe.storage, selection, samples=False, prompts=False))
 
@@ -700,7 +700,7 @@ def test_push_uploads_the_checkpoint_with_its_card(
         assert b"## How it was made" in hub.files["me/a-model"]["README.md"]
         assert command("push", checkpoint.url, "me/again", "--json") == [json.dumps({"url": f"{hub.address}/me/again"})]
         assert hub.private["me/again"] is False
-        result = _to_checkpoint(checkpoint).push_to_hub("me/by-api")
+        result = Checkpoint(f"{checkpoint.url}/model", []).push_to_hub("me/by-api")
         assert (result, hub.files["me/by-api"]) == (f"{hub.address}/me/by-api", hub.files["me/a-model"])
         assert command("push", recipe.storage, "me/a-model") == [f"{hub.address}/me/a-model"]  # it exists
         assert command("push", recipe.storage, "me/again", "--private", code=2) == [

@@ -1,4 +1,3 @@
-import io
 import json
 import os
 import re
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipelines import command_line, commands, terminal
+from pipelines import command_line, commands
 from pipelines.browse import BROWSING
 from pipelines.job_command import COMMANDS
 from pipelines.plan import make_plan
@@ -422,12 +421,6 @@ def test_output_without_the_characters_of_a_message_is_no_error() -> None:
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: ?: no such recipe")
-
-
-def test_bars_are_of_characters_that_the_terminal_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    for encoding, bar in (("utf-8", "█" * 9 + "·" * 9), ("latin-1", "#" * 9 + "." * 9)):
-        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding))
-        assert terminal._bar(0.5) == bar
 
 
 @pytest.mark.parametrize("words", [["--dry"], ["--ful", "--dry-run"]])

@@ -11,7 +11,7 @@ import pytest
 
 from pipelines import command_line
 from pipelines.executors.local import saved_folders
-from pipelines.stages.search_scales import _best_so_far, _read_generations
+from pipelines.stages.search_scales import best_so_far, read_generations
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from pos2distill.errors import UserError
@@ -245,11 +245,11 @@ def test_read_generations_refuses_a_damaged_one(tmp_path: Path, content: str) ->
     folder = Path(artifact.path) / "generations"
     folder.mkdir(parents=True)
     (folder / "0000.json").write_text('[{"genome": [1, 2], "accuracy": [0.5, 0.25], "fitness": 0.125}]')
-    ((candidate,),) = _read_generations(artifact)
+    ((candidate,),) = read_generations(artifact)
     assert candidate == Candidate((1.0, 2.0), (0.5, 0.25), 0.125)
     (folder / "0001.json").write_text(content)
     with pytest.raises(UserError, match=rf"generations/0001\.json: corrupt; delete {artifact.path} {AGAIN}"):
-        _read_generations(artifact)
+        read_generations(artifact)
 
 
 def test_read_generations_accepts_an_empty_one_but_not_as_the_first(tmp_path: Path) -> None:
@@ -258,12 +258,12 @@ def test_read_generations_accepts_an_empty_one_but_not_as_the_first(tmp_path: Pa
     folder.mkdir(parents=True)
     (folder / "0000.json").write_text('[{"genome": [1, 2], "accuracy": [0.5, 0.25], "fitness": 0.125}]')
     (folder / "0001.json").write_text("[]")
-    first, second = _read_generations(artifact)
+    first, second = read_generations(artifact)
     assert (len(first), second) == (1, [])
-    assert _best_so_far([first, second]) == [0.125, 0.125]
+    assert best_so_far([first, second]) == [0.125, 0.125]
     (folder / "0000.json").write_text("[]")
     with pytest.raises(UserError, match=rf"generations/0000\.json: corrupt; delete {artifact.path} {AGAIN}"):
-        _read_generations(artifact)
+        read_generations(artifact)
 
 
 @pytest.mark.parametrize("content", ["garbage", "{}", "[1]"])

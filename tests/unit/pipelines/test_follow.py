@@ -45,7 +45,7 @@ def test_follow_prints_a_log_once_over_several_connections(
 
 def test_follow_ends_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipelines.jobs.follow.time.sleep", lambda seconds: None)
-    monkeypatch.setattr(follow, "_OUTAGE_S", 0.05)
+    monkeypatch.setattr(follow, "_UNREACHABLE_SECONDS", 0.05)
     with pytest.raises(UserError, match=r"^job: no answer from the cluster for 0 s \(nobody there\); the job may"):
         follow.follow(FaultyClient(silent=True), "job")  # type: ignore[arg-type]
 
@@ -81,7 +81,7 @@ def test_follow_waits_during_a_quiet_log(monkeypatch: pytest.MonkeyPatch) -> Non
     shows = iter([5, 5, 9, 14])
 
     async def show(client: object, job: str, shown: int) -> int:
-        now[0] += follow._OUTAGE_S + 1
+        now[0] += follow._UNREACHABLE_SECONDS + 1
         return next(shows)
 
     class Client(FaultyClient):

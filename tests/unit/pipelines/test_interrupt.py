@@ -10,9 +10,16 @@ import pytest
 from pipelines.interrupt import interruptible
 
 ENDS_BEFORE_ITS_WORK = """
-import time
-from pipelines.interrupt import _start
-_start(lambda: time.sleep(60))
+import signal, time
+from pipelines.interrupt import interruptible
+def fail(number, frame):
+    raise TimeoutError
+signal.signal(signal.SIGALRM, fail)
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+try:
+    interruptible(lambda: time.sleep(60), lambda: None)
+except TimeoutError:
+    print("ends")
 """
 LEAVES_AT_ONCE = """
 import os, signal, sys, time
@@ -87,5 +94,6 @@ def test_interruptible_outside_the_main_thread_sets_no_handler_and_starts_no_thr
 
 
 def test_interruptible_keeps_no_process_alive() -> None:
-    """Whose main thread has ended, for example by an exception, while `work` was under way."""
-    subprocess.run([sys.executable, "-c", ENDS_BEFORE_ITS_WORK], timeout=30, check=True)
+    """Its main thread ends by an exception while `work` is under way."""
+    command = [sys.executable, "-c", ENDS_BEFORE_ITS_WORK]
+    assert subprocess.run(command, timeout=30, check=True, capture_output=True, text=True).stdout == "ends\n"

@@ -35,7 +35,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process is the driver of a job."""
     Client.stopped = []
     monkeypatch.setattr(own_job, "JobSubmissionClient", Client)
-    monkeypatch.setattr(own_job, "_STOP_S", 0.0)
+    monkeypatch.setattr(own_job, "_STOP_SECONDS", 0.0)
     monkeypatch.setenv(JOB_DASHBOARD_VARIABLE, "http://127.0.0.1:8265")
     config = {"metadata": {"job_submission_id": "nq-x7k2p"}}
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps(config))

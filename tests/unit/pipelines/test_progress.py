@@ -91,7 +91,7 @@ def test_pace_of_a_stage_that_gets_nothing_finished_any_more() -> None:
 
 
 @pytest.mark.usefixtures("every_second")
-@pytest.mark.parametrize("show", [progress._show_lines, progress._show_bar])
+@pytest.mark.parametrize("show", [progress.show_lines, progress.show_bar])
 def test_progress_hints_at_what_is_waited_for(
     show: Callable[[object, object], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,7 +102,7 @@ def test_progress_hints_at_what_is_waited_for(
     tracker = ProgressTracker(make_spec(total=6))
     steps = [nothing, nothing, nothing, lambda: tracker.count_step(2, 1, 0.5), *[nothing] * 4]
     script = Scripted(monkeypatch, *steps)
-    show(progress._of_tracker(tracker.spec, tracker.read, "look there"), script)
+    show(progress.tracked(tracker.spec, tracker.read, "look there"), script)
     drawn = [line for line in re.split(r"[\r\n]", terminal.getvalue()) if "samples" in line and "; " in line]
     hinted = ["look there" in line for line in drawn[:8]]
     assert hinted == [False, False, True, False, False, False, True, True]
@@ -111,14 +111,14 @@ def test_progress_hints_at_what_is_waited_for(
 def test_resumed_run_says_at_which_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint = Artifact(str(tmp_path), "checkpoint", "feed")
     spec = make_spec(total=20)
-    assert distill._resumed(spec, checkpoint) is spec  # it has made no step
+    assert distill.resumed_spec(spec, checkpoint) is spec  # it has made no step
     step = {"epoch": 0, "examples": ["e0"], "rows": 4, "loss": 0.5, "loss_trivial": 0.5, "loss_anchor": None}
     step |= {"weight_by_slot": {}, "grad_norm": 1.0, "learning_rate": 1e-3}
     lines = [json.dumps({**step, "step": number, "fraction": (number + 1) / 8}) for number in range(2)]
     folder = tmp_path / "checkpoint-feed" / "steps"
     folder.mkdir(parents=True)
     (folder / "00000.jsonl").write_text("\n".join(lines) + "\n")
-    assert distill._resumed(spec, checkpoint).trained == 5
+    assert distill.resumed_spec(spec, checkpoint).trained == 5
     assert capsys.readouterr().err == "distill: resuming at step 2 of about 8\n"
 
 
@@ -134,7 +134,7 @@ def test_lines_of_training(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         lambda: tracker.count_step(4, 2, 0.5),
         lambda: tracker.count_step(6, 3, 0.5),
     )
-    progress._show_lines(progress._of_tracker(tracker.spec, tracker.read), script)
+    progress.show_lines(progress.tracked(tracker.spec, tracker.read), script)
     rest = "sampled 3, kept 3"
     assert capsys.readouterr().err.splitlines() == [
         f"distill: 0 of 6 samples; starting processes and loading models, 1 s so far; {rest}",
@@ -154,7 +154,7 @@ def test_bar_of_a_resumed_run_begins_where_the_run_before_ended(monkeypatch: pyt
     tracker = ProgressTracker(replace(make_spec(total=90), trained=45))
     steps = [lambda count=count: tracker.count_step(count, count // 3, 0.5) for count in (48, 48, 51, 51)]
     script = Scripted(monkeypatch, nothing, *steps)
-    progress._show_bar(progress._of_tracker(tracker.spec, tracker.read), script)
+    progress.show_bar(progress.tracked(tracker.spec, tracker.read), script)
     drawn = [line for line in terminal.getvalue().split("\r") if ", " in line]
     states = [re.sub(r".*\| (\d+/90 samples) \[[\d:]+, (.*?)[;\]].*", r"\1, \2", line.strip()) for line in drawn]
     assert states[:5] == [
@@ -180,9 +180,9 @@ def test_show_progress_shows_the_last_figures(
 @pytest.mark.usefixtures("every_second")
 def test_lines_of_a_stage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     stage = StageProgress(done=1)
-    counted = progress._Counted("evaluate base", 6, 1, "prompt", stage.figures)
+    counted = progress.Counted("evaluate base", 6, 1, "prompt", stage.figures)
     script = Scripted(monkeypatch, nothing, lambda: stage.update(2, "best 0.5"), lambda: stage.update(2, "best 0.5"))
-    progress._show_lines(counted, script)
+    progress.show_lines(counted, script)
     assert capsys.readouterr().err.splitlines() == [
         "evaluate base: 1 of 6 prompts; loading models, then the first batch, 1 s so far",
         "evaluate base: 3 of 6 prompts; time left unknown; best 0.5",

@@ -1,7 +1,7 @@
 import pytest
 import ray
 
-from pipelines.executors.ray.session import require_resources, warn_of_unused_gpus
+from pipelines.executors.ray.session import require_resources, warn_of_unused_cluster_gpus
 from pos2distill.config import EndpointSection, PoolSection, Runtime
 from pos2distill.errors import UserError, warn_once
 
@@ -34,7 +34,7 @@ def test_require_resources_leaves_a_cluster_to_grow(monkeypatch: pytest.MonkeyPa
         ("local", 8.0, Runtime(storage="s"), False),  # checked before Ray starts
     ],
 )
-def test_warn_of_unused_gpus_of_a_cluster(
+def test_warn_of_unused_cluster_gpus(
     address: str,
     gpus: float,
     runtime: Runtime,
@@ -46,7 +46,7 @@ def test_warn_of_unused_gpus_of_a_cluster(
     monkeypatch.setenv("RAY_ADDRESS", address)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0} | ({"GPU": gpus} if gpus else {}))
     for _ in range(2):
-        warn_of_unused_gpus(runtime)
+        warn_of_unused_cluster_gpus(runtime)
     line = (
         "warning: the cluster has 8 GPUs that this run does not use; add runtime.samplers.gpus=1 "
         "runtime.teachers.gpus=1 runtime.trainers.gpus=1 (docs/running.md)\n"

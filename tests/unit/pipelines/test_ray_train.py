@@ -18,7 +18,7 @@ from ray.train import Checkpoint
 
 from pipelines.executors.ray import actors, data
 from pipelines.executors.ray.states import arrow_filesystem, remove_unlisted_states
-from pipelines.executors.ray.train import RaySession, _train_function
+from pipelines.executors.ray.train import RaySession, train_function
 from pipelines.plan import make_plan
 from pos2distill.config import PoolSection, Recipe
 from pos2distill.errors import MachineError, TransientError, UserError
@@ -43,14 +43,14 @@ def test_restarted_workers_wait_for_a_storage_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ray Train's controller, which requests the blocks, would give up the run, as Ray Data would for actors."""
-    monkeypatch.setattr(data, "_STORAGE_SECONDS", 0.0)
+    monkeypatch.setattr(data, "_STORAGE_RETRY_SECONDS", 0.0)
     stream = Blocks(TransientError("s3://b: cannot be used"), ConnectionResetError("reset"))
     lines: list[str] = []
     assert data.once_storage_answers(stream.blocks, lines.append) == []
     assert lines == ["reset; workers wait for the storage, at most 10 minutes"]
     with pytest.raises(UserError, match="corrupt"):
         data.once_storage_answers(Blocks(UserError("s3://b: corrupt")).blocks, lines.append)
-    monkeypatch.setattr(data, "_OUTAGE_S", -1.0)
+    monkeypatch.setattr(data, "_STORAGE_WAIT_SECONDS", -1.0)
     with pytest.raises(TransientError):
         data.once_storage_answers(Blocks(TransientError("s3://b: cannot be used")).blocks, lines.append)
 
@@ -101,7 +101,7 @@ class FullDisk(io.FileIO):
 
 
 def test_actors_wait_for_a_storage_that_does_not_answer_while_they_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "_STORAGE_SECONDS", 0.0)
+    monkeypatch.setattr(data, "_STORAGE_RETRY_SECONDS", 0.0)
     lines: list[str] = []
     messages: Any = SimpleNamespace(warn=lines.append)
 
@@ -126,7 +126,7 @@ def test_an_error_of_a_worker_keeps_its_kind(kind: type[UserError], monkeypatch:
 
     def train(workers: int) -> Any:
         monkeypatch.setattr(ray.train, "get_context", lambda: SimpleNamespace(get_world_size=lambda: workers))
-        return _train_function({"job": None, "tracker": tracker})
+        return train_function({"job": None, "tracker": tracker})
 
     monkeypatch.setattr("pipelines.executors.ray.train.RaySession", lambda *_: None)
     monkeypatch.setattr("pos2distill.training.worker.run_worker", fail)

@@ -111,8 +111,8 @@ def test_evaluate_leaves_a_refused_question_out_at_every_position(
     answer_instead(server, about(3, 17, position=2))
     lines = evaluate()
     warning = (
-        "evaluate base: 2 of 40 questions are left out at every position, since the server refused a prompt of theirs "
-        "for its content; refused.parquet beside the answers has its reasons"
+        "evaluate base: 2 of 40 questions are left out at every position, since the server refused one of their "
+        "prompts for its content; refused.parquet beside the answers has its reasons"
     )
     assert lines == [f"warning: {warning}"]
     counts = counts_of()

@@ -43,6 +43,17 @@ def warnings_of(capsys: pytest.CaptureFixture[str]) -> Callable[[Recipe], list[s
     return warn
 
 
+@pytest.fixture
+def warnings_if_finished(capsys: pytest.CaptureFixture[str]) -> Callable[[Recipe], list[str]]:
+    """Warnings of a run without pending stages, so that its model need not exist."""
+
+    def warn(recipe: Recipe) -> list[str]:
+        warn_of_settings(recipe, [])
+        return capsys.readouterr().err.splitlines()
+
+    return warn
+
+
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
@@ -250,8 +261,8 @@ def test_commands_warn_before_they_run(make_recipe: Make, tmp_path: Path, capsys
 
 
 @pytest.mark.parametrize("is_url", [False, True])
-def test_warns_of_another_wording_than_that_of_the_checkpoint(
-    make_recipe: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], is_url: bool
+def test_warn_of_settings_names_a_prompt_unlike_that_of_training(
+    make_recipe: Make, warnings_if_finished: Callable[[Recipe], list[str]], tmp_path: Path, is_url: bool
 ) -> None:
     thinking = {"chat_template_kwargs": {"enable_thinking": True}}
     trained = make_recipe(data={"prompt": "plain"}, model=thinking)
@@ -259,20 +270,21 @@ def test_warns_of_another_wording_than_that_of_the_checkpoint(
     model = f"{artifact.url}/model"
     same = make_recipe(model={"path": model, **thinking}, data={"prompt": "plain"})
     other = make_recipe(model={"path": model}, data={"prompt": "qa"})
-    assert list(setting_warnings._unlike_training(other)) == []  # nothing tells how it was trained
+    assert warnings_if_finished(other) == []  # nothing tells how it was trained
     with artifact.writing():
         artifact.publish(counts={}, seconds={})
     record_provenance(artifact, Provenance.now(trained), "distill", {})
-    assert list(setting_warnings._unlike_training(same)) == []
-    warn_of_settings(other, [])
-    assert capsys.readouterr().err.splitlines() == [
+    assert warnings_if_finished(same) == []
+    assert warnings_if_finished(other) == [
         f"warning: data.prompt: qa, but {model} was trained with data.prompt=plain",
         f"warning: model.chat_template_kwargs: {{}}, but {model} was trained with "
         'model.chat_template_kwargs={"enable_thinking": true}',
     ]
 
 
-def test_warns_of_another_template_than_that_of_the_checkpoint(make_recipe: Make, tmp_path: Path) -> None:
+def test_warn_of_settings_names_a_template_unlike_that_of_training(
+    make_recipe: Make, warnings_if_finished: Callable[[Recipe], list[str]], tmp_path: Path
+) -> None:
     def data(user: str) -> dict[str, Any]:
         return {"prompt": "template", "template": {"user": user}}
 
@@ -285,13 +297,11 @@ def test_warns_of_another_template_than_that_of_the_checkpoint(make_recipe: Make
     same, other = (
         make_recipe(model=model, data=data(text)) for text in ("{documents} {question}", "{documents}{question}")
     )
-    assert list(setting_warnings._unlike_training(same)) == []
-    assert list(setting_warnings._unlike_training(other)) == [
-        f"data.template: another one than {model['path']} was trained with"
-    ]
+    assert warnings_if_finished(same) == []
+    assert warnings_if_finished(other) == [f"warning: data.template: another one than {model['path']} was trained with"]
     plain = make_recipe(model=model, data={"prompt": "plain", "template": None})
-    assert list(setting_warnings._unlike_training(plain)) == [
-        f"data.prompt: plain, but {model['path']} was trained with data.prompt=template"
+    assert warnings_if_finished(plain) == [
+        f"warning: data.prompt: plain, but {model['path']} was trained with data.prompt=template"
     ]
 
 
@@ -356,11 +366,11 @@ def test_check_gpus_leaves_those_of_a_cluster_to_it(
     assert capsys.readouterr().err == ""
 
 
-def test_warn_of_unused_gpus_says_that_torch_was_built_for_cpus(
+def test_warn_of_unused_local_gpus_says_that_torch_was_built_for_cpus(
     make_recipe: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(setting_warnings, "version", lambda _: "2.13.0+cpu")
-    setting_warnings.warn_of_unused_gpus(make_recipe(), ["samplers"], 4)
+    setting_warnings.warn_of_unused_local_gpus(make_recipe(), ["samplers"], 4)
     assert capsys.readouterr().err == (
         "warning: this machine has 4 GPUs that this run does not use; install the packages for GPUs and add "
         "runtime.samplers.gpus=1 (docs/running.md)\n"

@@ -110,8 +110,8 @@ class Dashboard:
 
 @pytest.fixture
 def dashboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dashboard]:
-    monkeypatch.setattr(submitter, "RETRY_S", 0.05)
-    monkeypatch.setattr(follow, "_OUTAGE_S", 0.5)
+    monkeypatch.setattr(submitter, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(follow, "_UNREACHABLE_SECONDS", 0.5)
     server = Dashboard(streams=3)
     server.start()
     monkeypatch.setenv("RAY_DASHBOARD_ADDRESS", f"127.0.0.1:{server.port}")  # KubeRay gives no scheme

@@ -9,16 +9,21 @@ from typing import Any
 import pytest
 
 from pipelines import command_line, commands
-from pipelines.terminal import _bar, print_comparison, print_curve, print_evaluation
+from pipelines.terminal import print_comparison, print_curve, print_evaluation
 from pos2distill.config import Recipe
 from pos2distill.errors import GateError
 from tests.support.reports import evaluation_inputs, report_inputs, with_gaps
 
 
 @pytest.mark.parametrize(("encoding", "bar"), [("utf-8", "█████████·········"), ("ascii", "#########.........")])
-def test_bar_has_characters_of_the_terminal(monkeypatch: pytest.MonkeyPatch, encoding: str, bar: str) -> None:
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding=encoding))
-    assert _bar(0.5) == bar
+def test_print_curve_draws_bars_of_characters_that_the_terminal_has(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, bar: str
+) -> None:
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    print_curve("base", replace(report_inputs().main.after, slots=(0,), accuracy_by_slot=(0.5,)))
+    terminal.seek(0)
+    assert f"       1  0.50 {bar}\n" in terminal.readlines()
 
 
 def test_print_comparison_shows_gaps_with_interval_and_corrected(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from huggingface_hub import HfFileSystem
 from pos2distill.config import DataSection
 from pos2distill.errors import UserError
 from pos2distill.tasks.datasets import load_split, read_examples
-from pos2distill.tasks.readers import _files, data_bytes, file_digest, read_records
+from pos2distill.tasks.readers import data_bytes, data_files, file_digest, read_records
 from tests.support.hub_server import hub_server, use_hub
 from tests.support.tiny import write_examples
 
@@ -159,7 +159,7 @@ def test_read_records_names_the_folders_of_files_with_one_name(tmp_path: Path) -
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/data.jsonl?match=a*b", "https://h/d.jsonl?match=*"])
 def test_an_asterisk_in_a_web_address_is_no_pattern(url: str) -> None:
-    assert _files(url) == [url]
+    assert data_files(url) == [url]
 
 
 def test_read_records_of_the_hub(

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pos2distill.errors import UserError
-from pos2distill.tasks.readers import _array_records, file_digest, read_records
+from pos2distill.tasks.readers import array_records, file_digest, read_records
 
 RECORD = {"question": "Größe 😀?", "answers": ["42"], "score": 1.5, "count": 3}
 
@@ -76,7 +76,7 @@ class Dribble(io.BytesIO):
 @given(st.lists(st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=3), values, max_size=3)), st.booleans())
 def test_array_records_equal_json_however_the_file_is_cut_into_chunks(records: list[Any], ascii_only: bool) -> None:
     text = json.dumps(records, ensure_ascii=ascii_only).encode()
-    found = list(_array_records(Dribble(text), "file"))
+    found = list(array_records(Dribble(text), "file"))
     assert found == [(f"record {number}", record) for number, record in enumerate(records, start=1)]
     assert [json.dumps(record) for _, record in found] == [json.dumps(record) for record in records]  # 1 is not 1.0
 

@@ -8,7 +8,7 @@ import pytest
 from pos2distill.config import ModelSection
 from pos2distill.store.artifacts import Artifact
 from pos2distill.training import worker
-from pos2distill.training.worker import _empty_scratch, _save_model
+from pos2distill.training.worker import empty_scratch
 
 
 def test_empty_scratch_removes_what_dead_workers_left_and_only_of_this_run(
@@ -19,13 +19,13 @@ def test_empty_scratch_removes_what_dead_workers_left_and_only_of_this_run(
     other: Any = SimpleNamespace(checkpoint=SimpleNamespace(url="s3://b/other"))
     first: Any = SimpleNamespace(local_rank=0)
     second: Any = SimpleNamespace(local_rank=1)
-    kept = _empty_scratch(other, first)
+    kept = empty_scratch(other, first)
     (kept / "rank-0").mkdir()
-    scratch = _empty_scratch(mine, first)
+    scratch = empty_scratch(mine, first)
     (scratch / "rank-5" / "40-x").mkdir(parents=True)  # of a rank that now runs on another node
-    assert _empty_scratch(mine, second) == scratch
+    assert empty_scratch(mine, second) == scratch
     assert (scratch / "rank-5").exists()  # one worker of a node removes it
-    assert not list(_empty_scratch(mine, first).iterdir())
+    assert not list(empty_scratch(mine, first).iterdir())
     assert (kept / "rank-0").exists()
 
 
@@ -71,7 +71,7 @@ def save_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             (killed / folder / "old").write_text("")
         strategy: Any = FakeStrategy(rounding)
         job: Any = SimpleNamespace(study=study, student_start=student_start, checkpoint=artifact)
-        warnings = _save_model(job, strategy, scratch, write=True)
+        warnings = worker.save_model(job, strategy, scratch, write=True)
         found = artifact.fs.find(artifact.path)
         return strategy.calls, {path.removeprefix(f"{artifact.path}/") for path in found}, warnings
 
