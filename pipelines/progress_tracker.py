@@ -88,18 +88,21 @@ class ProgressTracker:
         self.last_news = self.start
 
     def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], sample_ids: Sequence[str]) -> None:
-        """Count the samples of one part of the store.
+        """Count the samples of one part of the store, each sample once.
 
         Raises:
             UserError: once too many samples have failed.
         """
-        self.progress.stored.update(outcomes)
-        indices = [self.index_of[sample_id] for sample_id in sample_ids]
-        self.selection.add(indices, [outcome == "kept" for outcome in outcomes])
         self.last_news = time.monotonic()
+        indices = [self.index_of[sample_id] for sample_id in sample_ids]
+        # Ray Data makes a part again whose node was lost before its samples were trained on.
+        new = [row for row, index in enumerate(indices) if not self.selection.known_N[index]]
+        new_outcomes = [outcomes[row] for row in new]
+        self.progress.stored.update(new_outcomes)
+        self.selection.add([indices[row] for row in new], [outcome == "kept" for outcome in new_outcomes])
         # Set with every part, so that training after the last sample does not count as sampling.
         self.progress.sampling_seconds = self.last_news - self.start
-        self.spec.guard.add(outcomes, errors, sample_ids)
+        self.spec.guard.add(new_outcomes, [errors[row] for row in new], [sample_ids[row] for row in new])
         if not len(self.selection.missing):
             self.spec.guard.finish()
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pydantic
 
 from pos2distill.config import PoolSection, Runtime
-from pos2distill.errors import CorruptPart, TransientError
+from pos2distill.errors import CorruptPart, TransientError, warn
 from pos2distill.literal_paths import download
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.sampling.blocks import batches_of
@@ -264,6 +264,10 @@ class LocalSession:
     def is_preempted(self) -> bool:
         """Nobody gives notice to a local run."""
         return False
+
+    def warn(self, line: str) -> None:
+        """See `WorkerSession.warn`."""
+        warn(line)
 
     def count_step(self, samples: int, steps: int, loss: float) -> None:
         """See `WorkerSession.count_step`."""

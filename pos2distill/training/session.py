@@ -37,5 +37,8 @@ class WorkerSession(Protocol):
     def is_preempted(self) -> bool:
         """Whether the node of any worker is about to be taken away. Returns at once."""
 
+    def warn(self, line: str) -> None:
+        """Have the driver print a warning."""
+
     def count_step(self, samples: int, steps: int, loss: float) -> None:
         """Report a step: samples processed over all epochs, steps made, the last loss. Called on rank 0 only."""

@@ -18,6 +18,7 @@ from pos2distill.records import sample_ids
 from pos2distill.scratch import user_folder
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.checkpoint_layout import ADAPTER_FOLDER, MODEL_FOLDER, STATE_FOLDER
+from pos2distill.store.outages import once_storage_answers
 from pos2distill.store.samples import SampleStore
 from pos2distill.training.checkpointer import Checkpointer
 from pos2distill.training.job import TrainingJob, TrainingOutcome
@@ -62,7 +63,7 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> TrainingOutcome:
     try:
         finished = trainer.train(loader, progress, listeners, checkpointer.requested_action, checkpointer.save)
         if finished:
-            warnings = save_model(job, strategy, scratch, write=session.dist.rank == 0)
+            warnings = save_model(job, session, strategy, scratch)
     except Exception as error:
         # A restart in this process opens them again. What ended the run is what the user must see.
         if log is not None:
@@ -105,17 +106,18 @@ def _resume(
             raise UserError(f"{error}; {remedy}") from None
 
 
-def save_model(job: TrainingJob, strategy: Strategy, scratch: Path, *, write: bool) -> tuple[str, ...]:
+def save_model(job: TrainingJob, session: WorkerSession, strategy: Strategy, scratch: Path) -> tuple[str, ...]:
     """Save weights and tokenizer, and adapters by themselves too. Every rank takes part, one writes.
 
     Returns: warnings, on the rank that writes.
     """
+    write = session.dist.rank == 0
     # The adapters of a later round fit the checkpoint of the round before, and not the study's model.
     saves_adapter = job.study.training.lora is not None and job.student_start == job.study.model
     if saves_adapter:
-        with _artifact_folder(job.checkpoint, ADAPTER_FOLDER, scratch, write=write) as folder:
+        with _artifact_folder(job.checkpoint, ADAPTER_FOLDER, session, scratch) as folder:
             strategy.save_adapter(folder)
-    with _artifact_folder(job.checkpoint, MODEL_FOLDER, scratch, write=write) as folder:
+    with _artifact_folder(job.checkpoint, MODEL_FOLDER, session, scratch) as folder:
         # On every rank: under ZeRO-3, gathering the weights is a collective.
         error = strategy.save(folder)
         if write:
@@ -131,8 +133,9 @@ def save_model(job: TrainingJob, strategy: Strategy, scratch: Path, *, write: bo
 
 
 @contextmanager
-def _artifact_folder(artifact: Artifact, name: str, scratch: Path, *, write: bool) -> Iterator[Path]:
+def _artifact_folder(artifact: Artifact, name: str, session: WorkerSession, scratch: Path) -> Iterator[Path]:
     """A folder for what becomes a folder of the artifact when the context ends."""
+    write = session.dist.rank == 0
     # A local artifact gets the files directly, without a second copy of many gigabytes.
     parent = Path(artifact.path) if artifact.is_local else scratch
     folder = parent / name
@@ -140,5 +143,5 @@ def _artifact_folder(artifact: Artifact, name: str, scratch: Path, *, write: boo
         shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed while it saved
     yield folder
     if write and not artifact.is_local:
-        artifact.upload(folder, name)
+        once_storage_answers(lambda: artifact.upload(folder, name), session.warn)
         shutil.rmtree(folder)

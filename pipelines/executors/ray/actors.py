@@ -8,9 +8,10 @@ from typing import Any
 import ray
 
 from pos2distill.config import PoolSection
+from pos2distill.store.outages import once_storage_answers
 
 from ..protocol import ActorCalls
-from .data import once_storage_answers, restart_if_engine_died
+from .data import restart_if_engine_died
 from .messages import Messages
 from .session import actor_arguments
 

@@ -6,19 +6,18 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 import ray.data
 from ray.data import Dataset, TaskPoolStrategy
 
-from pos2distill.errors import TransientError, one_line
-from pos2distill.faults import is_transient
 from pos2distill.placement import TASK_CPUS
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.sampling.blocks import batches_of
 from pos2distill.sampling.engines.protocol import EngineDied
 from pos2distill.sampling.operators import ActorOperator, Operator, TaskOperator
+from pos2distill.store.outages import once_storage_answers
 
 from ..protocol import Stream
 from .messages import Messages
@@ -26,10 +25,6 @@ from .session import pool_arguments, set_data_context
 from .tracker import RayTracker
 
 _ASK_AGAIN_SECONDS = 0.5
-_STORAGE_RETRY_SECONDS = 5.0  # between two requests to a storage that does not answer
-_STORAGE_WAIT_SECONDS = 600.0  # after it, a storage that does not answer is an error
-
-_T = TypeVar("_T")
 
 
 def build_dataset(
@@ -73,28 +68,6 @@ def open_stream(stream: Stream, messages: Messages, tracker: RayTracker) -> Data
     if not blocks:
         return ray.data.from_arrow(SAMPLE_SCHEMA.empty_table())
     return build_dataset(blocks, stream.operators, messages, tracker)
-
-
-def once_storage_answers(call: Callable[[], _T], warn: Callable[[str], None]) -> _T:
-    """What a function returns, called again while a storage or a hub does not answer, for at most ten minutes.
-
-    Args:
-        warn: is called once if it has to wait.
-    """
-    began = time.monotonic()
-    warned = False
-    while True:
-        try:
-            return call()
-        except Exception as error:  # of file systems that share no base class
-            waited = time.monotonic() - began
-            if waited > _STORAGE_WAIT_SECONDS or not (isinstance(error, TransientError) or is_transient(error)):
-                raise
-            if not warned:
-                minutes = _STORAGE_WAIT_SECONDS / 60
-                warn(f"{one_line(str(error))}; workers wait for the storage, at most {minutes:g} minutes")
-                warned = True
-        time.sleep(_STORAGE_RETRY_SECONDS)
 
 
 def _actor_class(operator: ActorOperator) -> type["_Actor"]:

@@ -25,6 +25,7 @@ from ray.train.v2.api.report_config import CheckpointUploadMode
 from pos2distill.errors import UserError
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.store.checkpoint_layout import STATE_FOLDER
+from pos2distill.store.outages import once_storage_answers
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.job import TrainingJob, TrainingOutcome
 
@@ -53,7 +54,7 @@ def fit(job: TrainingJob, stream: Stream, messages: Messages, tracker: RayTracke
     remove_unlisted_states(job.checkpoint)
     trainer = TorchTrainer(
         train_function,
-        train_loop_config={"job": job, "tracker": tracker},
+        train_loop_config={"job": job, "tracker": tracker, "messages": messages},
         torch_config=TorchConfig(backend="nccl" if trainers.gpus else "gloo"),
         scaling_config=ScalingConfig(**trainer_arguments(trainers)),
         # Ray Train 2.60 resumes from the last checkpoint of a run with the same name and storage path.
@@ -95,7 +96,7 @@ def train_function(config: dict[str, Any]) -> dict[str, Any]:
     if fatal is not None:
         return {"fatal": fatal}
     try:
-        outcome = run_worker(job, RaySession(job, tracker))
+        outcome = run_worker(job, RaySession(job, tracker, config["messages"]))
     except Exception as error:
         cause = find_user_error(error)
         if cause is not None:
@@ -110,7 +111,7 @@ def train_function(config: dict[str, Any]) -> dict[str, Any]:
 class RaySession:
     """The surroundings of a Ray Train worker."""
 
-    def __init__(self, job: TrainingJob, tracker: RayTracker) -> None:
+    def __init__(self, job: TrainingJob, tracker: RayTracker, messages: Messages) -> None:
         from pos2distill.training.rows import samples_per_batch
 
         context = ray.train.get_context()
@@ -121,6 +122,7 @@ class RaySession:
         self.local_rank = context.get_local_rank()
         self.node_rank = context.get_node_rank()
         self.tracker = tracker
+        self.messages = messages
         self.is_local = job.checkpoint.is_local
         # Rounded up, so that one poll of all workers together can fill a global batch.
         self.rows_per_poll = math.ceil(samples_per_batch(job.study) / world)
@@ -156,7 +158,17 @@ class RaySession:
             {"step": step},
             checkpoint=Checkpoint.from_directory(folder),
             checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
+            checkpoint_upload_fn=self._upload,
         )
+
+    def _upload(self, checkpoint: Checkpoint, name: str) -> Checkpoint:
+        """Upload a state as Ray Train does, again after an error that may pass.
+
+        Ray Train 2.60 itself tries again only after errors of pyarrow's own S3 client, restarts all workers after any
+        other one, and gives up after a few of them in a whole run.
+        """
+        storage = get_train_context().storage_context
+        return once_storage_answers(lambda: storage.persist_current_checkpoint(checkpoint, name), self.warn)
 
     def stop_requested(self) -> bool:
         """See `WorkerSession.stop_requested`."""
@@ -177,6 +189,10 @@ class RaySession:
         their actions anyway.
         """
         return get_train_context().preemption_context.preemption_info is not None
+
+    def warn(self, line: str) -> None:
+        """See `WorkerSession.warn`."""
+        self.messages.warn(line)
 
     def count_step(self, samples: int, steps: int, loss: float) -> None:
         """See `WorkerSession.count_step`."""

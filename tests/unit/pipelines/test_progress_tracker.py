@@ -42,6 +42,15 @@ def test_tracker_compares_the_fraction_of_failed_samples_once_enough_are_kept() 
     )
 
 
+def test_tracker_counts_a_sample_that_is_made_again_once() -> None:
+    """As the samples of a node that is lost after they were stored and before they were trained on."""
+    tracker = ProgressTracker(make_spec("sample", total=5))
+    for _ in range(2):
+        tracker.count_stored(["kept", "failed"], [None, "out of memory"], ["e0", "e1"])
+    assert tracker.read().stored == {"kept": 1, "failed": 1}
+    assert (tracker.spec.guard.seen, tracker.spec.guard.failed) == (2, 1)
+
+
 def test_tracker_knows_which_samples_are_still_needed() -> None:
     """Wanted are 2: with e0 wrong, e1 and e3 are the first kept ones, and e4 is not needed."""
     tracker = ProgressTracker(make_spec("sample", total=2))

@@ -15,14 +15,17 @@ import pyarrow.fs
 import pytest
 import ray.train
 from ray.train import Checkpoint
+from ray.train.v2._internal.execution.storage import StorageContext
 
-from pipelines.executors.ray import actors, data
+from pipelines.executors.ray import actors, data, train
 from pipelines.executors.ray.states import arrow_filesystem, remove_unlisted_states
 from pipelines.executors.ray.train import RaySession, train_function
 from pipelines.plan import make_plan
 from pos2distill.config import PoolSection, Recipe
 from pos2distill.errors import MachineError, TransientError, UserError
 from pos2distill.sampling.operators import ActorOperator
+from pos2distill.store import outages
+from pos2distill.store.outages import once_storage_answers
 from pos2distill.training.distributed import DistContext
 from tests.support.paths import ODD_NAME
 
@@ -43,16 +46,16 @@ def test_restarted_workers_wait_for_a_storage_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ray Train's controller, which requests the blocks, would give up the run, as Ray Data would for actors."""
-    monkeypatch.setattr(data, "_STORAGE_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(outages, "_RETRY_SECONDS", 0.0)
     stream = Blocks(TransientError("s3://b: cannot be used"), ConnectionResetError("reset"))
     lines: list[str] = []
-    assert data.once_storage_answers(stream.blocks, lines.append) == []
+    assert once_storage_answers(stream.blocks, lines.append) == []
     assert lines == ["reset; workers wait for the storage, at most 10 minutes"]
     with pytest.raises(UserError, match="corrupt"):
-        data.once_storage_answers(Blocks(UserError("s3://b: corrupt")).blocks, lines.append)
-    monkeypatch.setattr(data, "_STORAGE_WAIT_SECONDS", -1.0)
+        once_storage_answers(Blocks(UserError("s3://b: corrupt")).blocks, lines.append)
+    monkeypatch.setattr(outages, "_WAIT_SECONDS", -1.0)
     with pytest.raises(TransientError):
-        data.once_storage_answers(Blocks(TransientError("s3://b: cannot be used")).blocks, lines.append)
+        once_storage_answers(Blocks(TransientError("s3://b: cannot be used")).blocks, lines.append)
 
 
 def test_arrow_filesystem_wraps_the_artifacts_own(make_recipe: Callable[..., Recipe]) -> None:
@@ -101,7 +104,7 @@ class FullDisk(io.FileIO):
 
 
 def test_actors_wait_for_a_storage_that_does_not_answer_while_they_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "_STORAGE_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(outages, "_RETRY_SECONDS", 0.0)
     lines: list[str] = []
     messages: Any = SimpleNamespace(warn=lines.append)
 
@@ -126,7 +129,7 @@ def test_an_error_of_a_worker_keeps_its_kind(kind: type[UserError], monkeypatch:
 
     def train(workers: int) -> Any:
         monkeypatch.setattr(ray.train, "get_context", lambda: SimpleNamespace(get_world_size=lambda: workers))
-        return train_function({"job": None, "tracker": tracker})
+        return train_function({"job": None, "tracker": tracker, "messages": None})
 
     monkeypatch.setattr("pipelines.executors.ray.train.RaySession", lambda *_: None)
     monkeypatch.setattr("pos2distill.training.worker.run_worker", fail)
@@ -206,3 +209,60 @@ def test_last_checkpoint_of_a_new_run_is_none(
     monkeypatch.setattr(ray.train, "get_checkpoint", lambda: None)
     with session.last_checkpoint(tmp_path) as folder:
         assert folder is None
+
+
+class Outage(pyarrow.fs.FSSpecHandler):  # type: ignore[misc]  # untyped
+    """A storage whose first files raise these errors when they are written."""
+
+    def __init__(self, *errors: Exception) -> None:
+        super().__init__(fsspec.filesystem("memory"))
+        self.errors = list(errors)
+
+    def open_output_stream(self, path: str, metadata: Any) -> pa.NativeFile:
+        if self.errors:
+            raise self.errors.pop(0)
+        return super().open_output_stream(path, metadata)
+
+
+@pytest.fixture
+def upload(
+    session: RaySession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[Checkpoint, list[str]]]:
+    """`upload(*errors)`: Ray Train's own upload to a storage with these errors, and what the user is warned of."""
+
+    def report(_: Any, *, checkpoint: Checkpoint, checkpoint_upload_fn: Any, **__: Any) -> None:
+        uploaded.append(checkpoint_upload_fn(checkpoint, "checkpoint_1"))
+
+    def run(*errors: Exception) -> tuple[Checkpoint, list[str]]:
+        files = Outage()
+        storage = StorageContext(
+            f"/{uuid.uuid4().hex}", experiment_dir_name="training", storage_filesystem=pyarrow.fs.PyFileSystem(files)
+        )
+        files.errors = list(errors)
+        monkeypatch.setattr(train, "get_train_context", lambda: SimpleNamespace(storage_context=storage))
+        session.save_checkpoint(3, folder)
+        return uploaded[-1], lines
+
+    lines: list[str] = []
+    uploaded: list[Checkpoint] = []
+    session.messages = SimpleNamespace(warn=lines.append)  # type: ignore[assignment]
+    folder = tmp_path / "state"
+    folder.mkdir()
+    (folder / "state.json").write_text("{}")
+    monkeypatch.setattr(ray.train, "report", report)
+    monkeypatch.setattr(outages, "_RETRY_SECONDS", 0.0)
+    return run
+
+
+def test_save_checkpoint_uploads_again_after_an_outage(upload: Callable[..., tuple[Checkpoint, list[str]]]) -> None:
+    """As s3fs words what S3 answers when it is overloaded; Ray Train would restart all workers."""
+    busy = OSError(errno.EBUSY, "Please reduce your request rate.")
+    stored, lines = upload(busy, ConnectionResetError("reset"))
+    with stored.as_directory() as copy:
+        assert (Path(copy) / "state.json").read_text() == "{}"
+    assert lines == ["[Errno 16] Please reduce your request rate.; workers wait for the storage, at most 10 minutes"]
+
+
+def test_save_checkpoint_raises_what_will_not_pass(upload: Callable[..., tuple[Checkpoint, list[str]]]) -> None:
+    with pytest.raises(PermissionError):
+        upload(PermissionError("Access Denied"))

@@ -8,10 +8,14 @@ import pytest
 
 from pos2distill.errors import UserError
 from pos2distill.literal_paths import list_matching
+from pos2distill.store import outages
 from pos2distill.store.artifacts import Artifact
+from pos2distill.store.files import write_bytes
 from pos2distill.training import step_log
 from pos2distill.training.step_log import StepLog
 from pos2distill.training.trackers import TrackedRun
+
+warned: list[str] = []
 
 
 def open_log(storage: str, step: int) -> StepLog:
@@ -23,7 +27,7 @@ def open_log(storage: str, step: int) -> StepLog:
         runtime=SimpleNamespace(trackers=("wandb",)),
         study=SimpleNamespace(training=SimpleNamespace(epochs=1)),
     )
-    session: Any = SimpleNamespace(count_step=lambda *_: None)
+    session: Any = SimpleNamespace(count_step=lambda *_: None, warn=warned.append)
     return StepLog(job, session, step, samples=8)
 
 
@@ -90,3 +94,22 @@ def test_step_log_refuses_to_continue_without_the_records_of_earlier_steps(
         f"{url}/steps: holds {records} records of the {checkpoint} steps before the last checkpoint; delete {url} to "
         f"train again from the samples"
     )
+
+
+def test_step_log_waits_for_a_storage_that_does_not_answer(
+    storage: str, opened: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors: list[Exception] = [ConnectionResetError("reset"), ConnectionResetError("reset")]
+
+    def write(*arguments: Any) -> None:
+        if errors:
+            raise errors.pop()
+        write_bytes(*arguments)
+
+    monkeypatch.setattr(step_log, "write_bytes", write)
+    monkeypatch.setattr(outages, "_RETRY_SECONDS", 0.0)
+    log = open_log(storage, 0)
+    warned.clear()
+    write_steps(log, 0, 1)
+    assert steps_of(log) == [0, 1]
+    assert warned == ["reset; workers wait for the storage, at most 10 minutes"]

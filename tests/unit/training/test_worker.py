@@ -8,6 +8,7 @@ import pytest
 from pos2distill.config import ModelSection
 from pos2distill.store.artifacts import Artifact
 from pos2distill.training import worker
+from pos2distill.training.distributed import DistContext
 from pos2distill.training.worker import empty_scratch
 
 
@@ -71,7 +72,8 @@ def save_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             (killed / folder / "old").write_text("")
         strategy: Any = FakeStrategy(rounding)
         job: Any = SimpleNamespace(study=study, student_start=student_start, checkpoint=artifact)
-        warnings = worker.save_model(job, strategy, scratch, write=True)
+        session: Any = SimpleNamespace(dist=DistContext(), warn=None)
+        warnings = worker.save_model(job, session, strategy, scratch)
         found = artifact.fs.find(artifact.path)
         return strategy.calls, {path.removeprefix(f"{artifact.path}/") for path in found}, warnings
 
