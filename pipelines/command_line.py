@@ -247,6 +247,7 @@ def _run_command(options: argparse.Namespace, recipe: Recipe, gate: dict[str, An
     # Imported here, so that --help and a misspelt field are answered at once.
     with silent_interrupts():
         from . import commands
+        from .attempts import record_failure
         from .interrupt import terminable
 
     functions: dict[str, Callable[..., object]] = {
@@ -269,6 +270,9 @@ def _run_command(options: argparse.Namespace, recipe: Recipe, gate: dict[str, An
             functions[options.command](recipe, cells, **gate)
     except GateError as error:
         gate_error = error  # the results that the gate refuses are complete
+    except Exception as error:
+        record_failure(recipe, options.command, error)
+        raise
     if options.json:
         print(json.dumps(commands.command_summary(recipe, options.command, cells), ensure_ascii=False))
     if gate_error is not None:
