@@ -47,7 +47,8 @@ class RunProgress:
 
     stored: samples by outcome. sampling_seconds: until the last of them was stored. actor_seconds: the time that the
     actors of a pool worked, added up; only of pools whose calls do not overlap. trained: samples processed by
-    training, over all epochs. actors: that began a batch in the last minutes, by pool.
+    training, over all epochs. actors: that began a batch in the last minutes, by pool. idle_seconds: since the last
+    sample was stored or the last step ended.
     """
 
     stored: Counter[str] = field(default_factory=Counter)
@@ -57,6 +58,7 @@ class RunProgress:
     steps: int = 0
     loss: float | None = None
     actors: dict[str, int] = field(default_factory=dict)
+    idle_seconds: float = 0.0
 
     def count(self, label: str) -> int:
         """The samples that a stage counts."""
@@ -85,7 +87,7 @@ class ProgressTracker:
         self.selection = spec.selection.copy()
         self.index_of = {sample_id: index for index, sample_id in enumerate(spec.ids.to_pylist())}
         self.start = time.monotonic()
-        self.last_news = self.start
+        self.last_news = self.last_result = self.start
 
     def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], sample_ids: Sequence[str]) -> None:
         """Count the samples of one part of the store, each sample once.
@@ -93,7 +95,7 @@ class ProgressTracker:
         Raises:
             UserError: once too many samples have failed.
         """
-        self.last_news = time.monotonic()
+        self.last_news = self.last_result = time.monotonic()
         indices = [self.index_of[sample_id] for sample_id in sample_ids]
         # Ray Data makes a part again whose node was lost before its samples were trained on.
         new = [row for row, index in enumerate(indices) if not self.selection.known_N[index]]
@@ -125,6 +127,7 @@ class ProgressTracker:
         """Count a training step."""
         # Totals, not increments: workers that restart from a checkpoint report lower numbers than before.
         self.progress.trained, self.progress.steps, self.progress.loss = trained, steps, loss
+        self.last_result = time.monotonic()
 
     def count_seconds(self, pool: str, seconds: float) -> None:
         """An actor of a pool has worked on a batch."""
@@ -139,6 +142,7 @@ class ProgressTracker:
         now = time.monotonic()
         for pool, actors in self.last_seen.items():
             self.progress.actors[pool] = sum(now - seen < _ACTIVE_SECONDS for seen in actors.values())
+        self.progress.idle_seconds = now - self.last_result
         return self.progress
 
     def request_stop(self) -> None:

@@ -25,6 +25,7 @@ _GAUGES = {
     "steps": "optimizer steps",
     "loss": "of the last step",
     "actors": "actors of a pool that began a batch in the last minutes",
+    "idle_seconds": "since the last sample was stored or the last step ended",
 }
 
 
@@ -61,6 +62,7 @@ class ProgressTrackerActor(ProgressTracker):
         # Set when read: an actor that stops is noticed by the passing of time, not by a report.
         for pool, count in progress.actors.items():
             self._set("actors", count, pool=pool)
+        self._set("idle_seconds", progress.idle_seconds)
         return progress
 
     def _set(self, name: str, value: float, **tags: str) -> None:

@@ -42,6 +42,19 @@ def test_tracker_compares_the_fraction_of_failed_samples_once_enough_are_kept() 
     )
 
 
+def test_tracker_tells_how_long_nothing_was_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("pipelines.progress_tracker.time.monotonic", lambda: now)
+    tracker = ProgressTracker(make_spec(total=5))
+    now = 130.0
+    assert tracker.read().idle_seconds == 30
+    tracker.count_stored(["kept"], [None], ["e0"])
+    now = 140.0
+    assert tracker.read().idle_seconds == 10
+    tracker.count_step(1, 1, 0.5)
+    assert tracker.read().idle_seconds == 0
+
+
 def test_tracker_counts_a_sample_that_is_made_again_once() -> None:
     """As the samples of a node that is lost after they were stored and before they were trained on."""
     tracker = ProgressTracker(make_spec("sample", total=5))
