@@ -156,5 +156,5 @@ def _shown(
     for prediction in predictions.to_pylist():
         example, slots = examples[prediction["example_id"]], tuple(prediction["slots"])
         order = order_of_prompt(prediction["placement"], study.evaluation.distractor_orders)
-        shown = arrange(example, study.data.documents, slots, order="reshuffled" if order else "fixed", seed=order)
+        shown = arrange(example, study.data.documents, slots, order=order)
         yield prediction, example, shown

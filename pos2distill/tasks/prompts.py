@@ -206,7 +206,7 @@ class PromptBuilder:
         documents: int,
         slots: Slots,
         *,
-        order: Literal["fixed", "reshuffled"] = "fixed",
+        order: Literal["fixed", "reshuffled"] | int = "fixed",
         seed: int = 0,
         slot_of_rank: Slots = (),
     ) -> Tokens:
@@ -311,7 +311,7 @@ class MessageBuilder:
         documents: int,
         slots: Slots,
         *,
-        order: Literal["fixed", "reshuffled"] = "fixed",
+        order: Literal["fixed", "reshuffled"] | int = "fixed",
         seed: int = 0,
         slot_of_rank: Slots = (),
     ) -> Messages:
