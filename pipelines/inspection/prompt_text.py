@@ -39,6 +39,5 @@ class PromptText:
             parts.documents,
             parts.slots,
             slot_of_rank=parts.slot_of_rank,
-            order="reshuffled" if parts.distractor_order else "fixed",
-            seed=parts.distractor_order,
+            order=parts.distractor_order,
         )

@@ -28,7 +28,8 @@ class EvaluationSection(Section):
         1,
         ge=1,
         description="orders of the distractors in which every question is asked at each slot: the data set's, then "
-        "random ones. With several, the report has the fraction of questions that an order breaks",
+        "random ones, all of them different; at most (documents - gold documents)!. With several, the report has the "
+        "fraction of questions that an order breaks",
     )
     retriever_ranks: tuple[float, ...] = Field(
         (),

@@ -253,6 +253,17 @@ class Study(Section):
             raise ValueError("evaluation.other_documents: expected each number once")
         return self
 
+    @model_validator(mode="after")
+    def _distractor_orders_exist(self) -> "Study":
+        documents, golds, orders = min(self.prompt_lengths), max(self.data.hops), self.evaluation.distractor_orders
+        available = math.factorial(documents - golds)
+        if orders > available:
+            raise ValueError(
+                f"evaluation.distractor_orders: {orders} orders, but {documents} documents, {golds} of them gold, have "
+                f"{available}; lower it"
+            )
+        return self
+
 
 def _as_written(section: Any) -> Any:
     """The settings given to a section, without those that it filled in; a mapping as it is."""

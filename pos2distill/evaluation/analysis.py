@@ -156,6 +156,5 @@ def _shown(
     """Each prediction with its example and the documents of its prompt in order."""
     for prediction in predictions.to_pylist():
         example, slots = examples[prediction["example_id"]], tuple(prediction["slots"])
-        order = prediction["order"]
-        shown = arrange(example, study.data.documents, slots, order="reshuffled" if order else "fixed", seed=order)
+        shown = arrange(example, study.data.documents, slots, order=prediction["order"])
         yield prediction, example, shown

@@ -145,8 +145,7 @@ def _build_prompt(
             example,
             spec.documents_of(example),
             placement.slots,
-            order="reshuffled" if order else "fixed",
-            seed=order,  # not the study's, so that all models are asked in the same orders
+            order=order,
             slot_of_rank=spec.slot_of_rank,
         )
     except PromptTooLong as too_long:

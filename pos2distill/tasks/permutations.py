@@ -35,7 +35,7 @@ def arrange(
     documents: int,
     slots: Slots,
     *,
-    order: DistractorOrder = "fixed",
+    order: DistractorOrder | int = "fixed",
     seed: int = 0,
     slot_of_rank: Slots = (),
 ) -> tuple[Document, ...]:
@@ -45,7 +45,7 @@ def arrange(
         documents: how many to show; 0: none, not even the gold ones. slots: of the gold documents, in hop order;
         distinct.
         order: `fixed` keeps the data set's order of distractors (paper); `reshuffled` draws one for each
-            (seed, example, slots) (authors' code).
+            (seed, example, slots) (authors' code); a number is that of an evaluation's order (`numbered_order`).
         slot_of_rank: if given, a reordering of what the other arguments arrange: the document of rank r (from 0) is
             shown at slot_of_rank[r].
     """
@@ -63,6 +63,8 @@ def arrange(
     if order == "reshuffled":
         shuffle = derive_generator(seed, "reshuffle", example.example_id, *slots).permutation(len(others))
         others = [others[index] for index in shuffle]
+    elif isinstance(order, int):
+        others = [others[index] for index in numbered_order(order, len(others), example.example_id, slots)]
     gold_at = dict(zip(slots, golds, strict=True))
     remaining = iter(others)
     arranged = []
@@ -165,6 +167,26 @@ def index_to_slots(index: int, documents: int, hops: int) -> Slots:
         digits.append(digit)
     free = list(range(documents))
     return tuple(free.pop(digit) for digit in reversed(digits))
+
+
+def numbered_order(number: int, distractors: int, example_id: str, slots: Slots) -> list[int]:
+    """The order of the distractors with this number: 0 is the data set's, and each is unlike those before it.
+
+    A pure function of its arguments. The study's seed is none of them, so that all models are asked in the same orders.
+
+    Raises:
+        ValueError: if there are not so many orders.
+    """
+    if number >= math.factorial(distractors):
+        raise ValueError(f"{example_id}: {distractors} distractors have no order {number}, counted from 0")
+    orders = [list(range(distractors))]
+    for earlier in range(1, number + 1):
+        generator = derive_generator(earlier, "reshuffle", example_id, *slots)
+        order = generator.permutation(distractors).tolist()
+        while order in orders:
+            order = generator.permutation(distractors).tolist()
+        orders.append(order)
+    return orders[number]
 
 
 def evaluated_placements(

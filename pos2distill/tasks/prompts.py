@@ -207,7 +207,7 @@ class PromptBuilder:
         documents: int,
         slots: Slots,
         *,
-        order: DistractorOrder = "fixed",
+        order: DistractorOrder | int = "fixed",
         seed: int = 0,
         slot_of_rank: Slots = (),
     ) -> Tokens:
@@ -312,7 +312,7 @@ class MessageBuilder:
         documents: int,
         slots: Slots,
         *,
-        order: DistractorOrder = "fixed",
+        order: DistractorOrder | int = "fixed",
         seed: int = 0,
         slot_of_rank: Slots = (),
     ) -> Messages:

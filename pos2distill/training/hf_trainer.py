@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, Trainer
 from pos2distill.config import MethodSection
 from pos2distill.losses.kl import forward_kl, mean_by_row
 from pos2distill.losses.objectives import ANCHOR, row_coefficients
+from pos2distill.models.dropout import turn_dropout_off
 from pos2distill.training.rows import RowBuilder, Sample
 
 Feature = Mapping[str, Any]
@@ -87,6 +88,9 @@ class PositionDistillTrainer(Trainer):
     Position weights are those of a whole batch, so a batch must be one update: `per_device_train_batch_size` examples
     in one process, without accumulation. The pipeline has no such limit.
 
+    The model is trained without dropout, as in the pipeline: the weights follow from the divergence of two models, to
+    which dropout would add its noise. Its dropout probabilities are set to 0 in place; its config keeps them.
+
     Args:
         method: names the loss, the row weights and lambda.
         teacher: the base model, of methods with a KL.
@@ -123,9 +127,17 @@ class PositionDistillTrainer(Trainer):
         # The columns of features are not arguments of the model.
         self.args.remove_unused_columns = False
         self.label_names = ["slots"]
+        assert self.model is not None
+        turn_dropout_off(self.model)
         self.teacher = teacher
         if teacher is not None:
             teacher.requires_grad_(False).eval().to(self.args.device)
+
+    def call_model_init(self, trial: Any = None) -> nn.Module:
+        """A model of `model_init`, without dropout. transformers 5.19 makes another one when training starts."""
+        model: nn.Module = super().call_model_init(trial)
+        turn_dropout_off(model)
+        return model
 
     def compute_loss(
         self,

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.nn.modules.dropout import _DropoutNd
 from transformers import PreTrainedModel
 
 from pos2distill.config import ModelSection, Study, TrainersSection
 from pos2distill.losses.kl import mean_by_row, reverse_kl
+from pos2distill.models.dropout import turn_dropout_off
 from pos2distill.models.head import LogitTransform
 from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.loss_head import LossHead, computing_dtype
@@ -119,7 +119,7 @@ def prepare_for_training(lm: PreTrainedModel, study: Study, trainers: TrainersSe
         _freeze_other_modalities(lm)
     # transformers 5.19 uses gradient checkpointing in training mode only (`GradientCheckpointingLayer`).
     lm.train()
-    _turn_dropout_off(lm)
+    turn_dropout_off(lm)
     if trainers.gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
@@ -132,19 +132,6 @@ def _freeze_other_modalities(lm: PreTrainedModel) -> None:
         trained |= {id(parameter) for parameter in part.parameters()}
     for parameter in lm.parameters():
         parameter.requires_grad_(id(parameter) in trained)
-
-
-def _turn_dropout_off(lm: PreTrainedModel) -> None:
-    """Set every dropout probability to 0, and routers' jitter, which is random too.
-
-    transformers 5.19: attention layers and routers hold their probabilities as float attributes, such as
-    `attention_dropout` or `jitter_noise`, instead of in torch's dropout modules.
-    """
-    for module in lm.modules():
-        for name, value in vars(module).items():
-            is_probability = isinstance(module, _DropoutNd) or "drop" in name or "jitter" in name
-            if isinstance(value, float) and is_probability:
-                setattr(module, name, 0.0)
 
 
 def trainable(lm: PreTrainedModel) -> dict[str, nn.Parameter]:

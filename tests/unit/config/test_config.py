@@ -1,5 +1,6 @@
 import math
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -81,6 +82,28 @@ def test_retriever_ranks_are_those_of_one_document(load: Callable[..., Recipe]) 
 def test_reordered_documents_have_one_order(load: Callable[..., Recipe]) -> None:
     with pytest.raises(UserError, match=r"distractor_orders: 2, but inference.method 'reorder' orders them; set 1"):
         load("inference.method=reorder", "evaluation.distractor_orders=2")
+
+
+@pytest.mark.parametrize(
+    ("settings", "documents", "golds", "available"),
+    [
+        (["data.documents=2", "method.k=1"], 2, 1, 1),
+        (["data.documents=4", "method.k=1"], 4, 1, 6),
+        (["evaluation.other_documents=[3]"], 3, 1, 2),
+        (["data.documents=6", "data.hops=[2,4]", "data.format=musique"], 6, 4, 2),
+    ],
+)
+def test_distractor_orders_exist(
+    load: Callable[..., Recipe], settings: list[str], documents: int, golds: int, available: int
+) -> None:
+    """Otherwise some would be equal, and the fraction of questions that an order breaks too low."""
+    load(*settings, f"evaluation.distractor_orders={available}")
+    message = (
+        f"evaluation.distractor_orders: {available + 1} orders, but {documents} documents, {golds} of them gold, "
+        f"have {available}; lower it"
+    )
+    with pytest.raises(UserError, match=re.escape(message) + "$"):
+        load(*settings, f"evaluation.distractor_orders={available + 1}")
 
 
 def test_metric_must_fit_the_prompt(load: Callable[..., Recipe]) -> None:

@@ -14,6 +14,7 @@ from pos2distill.tasks.permutations import (
     draw_trivial_slots,
     evaluated_placements,
     index_to_slots,
+    numbered_order,
     slot_of_rank,
     slots_to_index,
 )
@@ -65,6 +66,37 @@ def test_arrange_reshuffles_by_seed_and_slots(hops: int) -> None:
         for slots in itertools.permutations(range(3), hops)
     ]
     assert len(set(orders)) == 3 * math.perm(3, hops)
+
+
+@pytest.mark.parametrize(("documents", "golds"), [(2, (0,)), (4, (1,)), (5, (3,)), (5, (0, 1))])
+def test_arrange_shows_each_numbered_order_once(documents: int, golds: Slots) -> None:
+    example, slots = make_example(documents, golds), tuple(range(len(golds)))
+    count = math.factorial(documents - len(golds))
+    orders = [arrange(example, documents, slots, order=number) for number in range(count)]
+    assert orders[0] == arrange(example, documents, slots)
+    assert len(set(orders)) == count
+    for shown in orders:
+        assert shown[: len(golds)] == example.golds
+        assert Counter(shown) == Counter(example.documents)
+    with pytest.raises(
+        ValueError, match=rf"^example-{documents}: \d distractors have no order {count}, counted from 0"
+    ):
+        arrange(example, documents, slots, order=count)
+
+
+def test_numbered_order_is_the_first_that_is_drawn_unless_it_repeats_one() -> None:
+    """Changing this changes which prompts an evaluation in several orders has."""
+    example = make_example(8)
+    pinned = {1: ["d1", "d6", "d7", "d0", "d5", "d3", "d2", "d4"], 2: ["d7", "d3", "d1", "d0", "d4", "d6", "d5", "d2"]}
+    for number, titles in pinned.items():
+        shown = arrange(example, 8, (3,), order=number)
+        assert [document.title for document in shown] == titles
+        assert shown == arrange(example, 8, (3,), order="reshuffled", seed=number)
+    # The first draw is [1, 0] for fox-0000, and for fox-0001 it repeats the data set's order.
+    assert numbered_order(1, 2, "fox-0000", (0,)) == [1, 0]
+    assert numbered_order(1, 2, "fox-0001", (0,)) == [1, 0]
+    orders = [numbered_order(number, 3, "fox-0001", (0,)) for number in range(6)]
+    assert orders == [[0, 1, 2], [0, 2, 1], [1, 0, 2], [2, 0, 1], [1, 2, 0], [2, 1, 0]]
 
 
 def test_arrange_takes_the_first_distractors() -> None:

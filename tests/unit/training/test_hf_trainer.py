@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
 from pos2distill.config import MethodSection, Recipe, Study
 from pos2distill.losses.objectives import row_coefficients
@@ -94,6 +94,37 @@ def test_trainer_trains(
     # The teacher stays as it is.
     for one, other in zip(teacher.parameters(), load_model(study.model).parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("parameter", ["model", "model_init"])
+def test_trainer_turns_dropout_off(arguments: Callable[..., TrainingArguments], parameter: str) -> None:
+    """Else the weights would follow its noise: two equal models would differ at the answered prompt too."""
+    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    config = LlamaConfig(**sizes, num_attention_heads=4, attention_dropout=0.1, initializer_range=0.3)  # type: ignore[arg-type]
+    torch.manual_seed(0)
+    teacher = LlamaForCausalLM(config)
+
+    def copy() -> LlamaForCausalLM:
+        lm = LlamaForCausalLM(config)
+        lm.load_state_dict(teacher.state_dict())
+        return lm
+
+    given: dict[str, Any] = {parameter: copy() if parameter == "model" else copy}
+    trainer = PositionDistillTrainer(args=arguments(), teacher=teacher, **given)
+    batch = collate_examples(
+        [{"prompts": [[*range(3, 23)], [*range(22, 2, -1)]], "slots": [-1, 4], "response": [5, 6]}]
+    )
+    lms: list[Any] = [trainer.model]
+    if parameter == "model_init":
+        lms.append(trainer.call_model_init())  # as when training starts
+    for lm in lms:
+        lm.train()
+        (loss, outputs), (again, _) = (trainer.compute_loss(lm, batch, return_outputs=True) for _ in range(2))
+        assert torch.equal(loss, again)
+        anchor, trivial = outputs["row_losses"].tolist()
+        assert anchor == pytest.approx(0, abs=1e-5)
+        assert trivial > 0.1
+        assert lm.config.attention_dropout == 0.1
 
 
 def test_to_feature_refuses_samples_that_hold_the_prompt_of_the_teacher(
