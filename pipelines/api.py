@@ -34,9 +34,9 @@ from .api_input import (
     to_recipe,
     to_text,
 )
-from .evaluations import read_evaluations
-from .hub import push_checkpoint
-from .model_options import recipe_of_questions
+from .cli.model_options import recipe_of_questions
+from .results.evaluations import read_evaluations
+from .results.hub import push_checkpoint
 from .stages.distill import read_steps
 from .stages.sample import sample_ids_of
 

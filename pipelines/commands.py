@@ -17,12 +17,11 @@ from pos2distill.store.checkpoint_layout import model_url
 from pos2distill.store.storage import check_storage
 from pos2distill.urls import storage_errors
 
-from .evaluations import read_evaluations, write_evaluations
-from .gate import check_evaluation, read_baseline
-from .plan import Plan, make_plans
-from .preflight import preflight
-from .report import (
-    Cell,
+from .checks.preflight import preflight
+from .plan import Cell, Plan, make_plans
+from .results.evaluations import read_evaluations, write_evaluations
+from .results.gate import check_evaluation, read_baseline
+from .results.report import (
     compare_models,
     make_report,
     make_sweep_report,

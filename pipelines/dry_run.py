@@ -8,11 +8,11 @@ from pos2distill.config import Recipe
 from pos2distill.config.defaults import all_settings, changed_settings
 from pos2distill.store.storage import check_storage
 
+from .checks.data_checks import CheckedPrompts, check_data
+from .checks.preflight import preflight
 from .commands import plan_command, stages_of_command
-from .data_checks import CheckedPrompts, check_data
-from .gate import read_baseline
-from .preflight import preflight
-from .report import reported_fingerprint
+from .results.gate import read_baseline
+from .results.report import reported_fingerprint
 from .stages.stage import Stage
 from .terminal import format_settings
 

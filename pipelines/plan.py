@@ -184,6 +184,15 @@ class _Sampling:
     sample: Stage
 
 
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One study of a sweep: the values of the swept settings, its recipe and its plan."""
+
+    settings: dict[str, Any]
+    recipe: Recipe
+    plan: Plan
+
+
 def make_plan(recipe: Recipe) -> Plan:
     """The plan of one study.
 

@@ -15,7 +15,7 @@ from pos2distill.store.lease import Lease, exit_immediately, hold_lease
 from pos2distill.store.storage import claim_storage, release_storage, remove_if_empty
 
 from .artifact_names import CHECKPOINT, EXAMPLES
-from .data_checks import check_prompts
+from .checks.data_checks import check_prompts
 from .executors import build_executor
 from .executors.leased import LeasedExecutor
 from .plan import Plan

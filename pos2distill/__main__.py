@@ -22,7 +22,7 @@ def main() -> int:
                 file=sys.stderr,
             )
             return 2
-        command_line = import_pipelines("command_line")
+        command_line = import_pipelines("cli.command_line")
     exit_code: int = command_line.main()
     return exit_code
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pipelines import command_line
+from pipelines.cli import command_line
 from pipelines.commands import run_study
 from pipelines.dry_run import describe
 from pipelines.plan import make_plan

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from pipelines import command_line
+from pipelines.cli import command_line
 from pipelines.commands import run_study
 from pipelines.plan import make_plan
 from pipelines.stages.measured import with_measured

@@ -11,7 +11,7 @@ from benchmarks.methods import methods, transfer
 from benchmarks.methods.methods import settings_of, stored_runs, write_report
 from benchmarks.methods.rows import Run, summarise
 from benchmarks.methods.tables import TABLES, Table, Variant
-from pipelines.model_checks import check_against_model
+from pipelines.checks.model_checks import check_against_model
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe

@@ -8,8 +8,8 @@ import yaml
 from transformers import LlamaConfig
 
 from benchmarks.validator.other_tools import REPORT, objects_and_pods
-from pipelines.help_texts import examples
-from pipelines.model_checks import check_against_model
+from pipelines.checks.model_checks import check_against_model
+from pipelines.cli.help_texts import examples
 from pos2distill.config import METHODS
 from pos2distill.config.inference import InferenceSection
 from pos2distill.config.load import load_recipe, make_recipe

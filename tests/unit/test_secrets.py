@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from cluster.spec import load_cluster
-from pipelines import command_line
+from pipelines.cli import command_line
 from pipelines.commands import run_study
 from pipelines.jobs.bundle import pack, packed_files
 from pos2distill.config import Recipe
@@ -234,7 +234,7 @@ def test_no_file_of_the_project_holds_a_secret() -> None:
 
 def test_help_does_not_load_the_rules() -> None:
     code = (
-        "import sys\nfrom pipelines import command_line\n"
+        "import sys\nfrom pipelines.cli import command_line\n"
         "try:\n    command_line.main(['--help'])\nexcept SystemExit:\n    pass\n"
         "from pos2distill.config.load import load_recipe\nload_recipe('quickstart')\n"
         "print('kingfisher_sdk' in sys.modules)\n"

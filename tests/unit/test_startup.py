@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import command_line
+from pipelines.cli import command_line
 from pos2distill import startup
 from pos2distill.startup import be_program, is_interrupt, silent_interrupts
 from tests.support.paths import PROJECT
@@ -36,7 +36,7 @@ runpy.run_path("run.py", run_name="__main__")
     [
         ("pipelines", ["--help"]),
         ("pydantic", ["--help"]),
-        ("pipelines.command_line", ["--help"]),
+        ("pipelines.cli.command_line", ["--help"]),
         ("numpy", ["study", "quickstart"]),
         ("pyarrow", ["study", "quickstart"]),
         ("numpy", ["study", "quickstart", "--dry-run"]),
@@ -108,7 +108,7 @@ def test_silent_interrupts_changes_nothing_in_a_process_that_is_not_the_program(
 
 def test_ctrl_c_during_imports_leaves_a_process_that_calls_main_alive() -> None:
     code = INTERRUPTED_AT.replace("PACKAGE", "'numpy'").partition("sys.argv")[0]
-    code += "from pipelines.command_line import main\nprint(main(['study', 'quickstart']))"
+    code += "from pipelines.cli.command_line import main\nprint(main(['study', 'quickstart']))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, timeout=120, check=False
     )

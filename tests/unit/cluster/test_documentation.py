@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 from cluster.render import render
 from cluster.spec import load_cluster
 from cluster.validate import check
-from pipelines import command_line
+from pipelines.cli import command_line
 
 PAGE = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text()
 BLOCKS = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

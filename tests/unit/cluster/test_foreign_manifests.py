@@ -6,7 +6,7 @@ import pytest
 
 from cluster.types import Level
 from cluster.validate import check, load_manifests
-from pipelines import command_line
+from pipelines.cli import command_line
 from tests.support.crds import write_crds
 from tests.support.manifests import changed
 from tests.support.paths import PUBLISHED_CRDS

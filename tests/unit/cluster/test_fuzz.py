@@ -14,7 +14,7 @@ from cluster.render import render
 from cluster.spec import PRESETS, ClusterSpec, load_cluster
 from cluster.spec_warnings import spec_warnings
 from cluster.validate import check, load_manifests
-from pipelines import command_line
+from pipelines.cli import command_line
 from pos2distill.config.validation import dotted_names
 from pos2distill.errors import UserError
 from scripts.render_presets import RENDERED

@@ -16,11 +16,12 @@ import yaml
 from cluster import rayjob
 from cluster.render import render
 from cluster.spec import load_cluster
-from pipelines import command_line
+from pipelines.cli import command_line
 from pos2distill.config.load import RECIPES
 from pos2distill.errors import UserError
 from pos2distill.placement import DEADLINE_PASSED, GATE_FAILED, NOT_RETRIED, RAY_VARIABLES
 from scripts.render_presets import PRESETS, RENDERED
+from tests.support.paths import PROJECT
 
 WORDS = ["gke", "nq_mistral_7b", "data.path=gs://bucket/nq.jsonl.gz", "runtime.trainers.workers=8"]
 ENTRYPOINT = (
@@ -729,9 +730,8 @@ def test_submit_interrupted_leaves_the_job_running(
     kubectl: Callable[..., Callable[[], list[Any]]], tmp_path: Path
 ) -> None:
     calls = kubectl({"get rayjob": [NONE, RUNNING]})
-    root = Path(command_line.__file__).parents[1]
     process = subprocess.Popen(
-        [sys.executable, "run.py", "cluster", "submit", *WORDS], cwd=root, stdout=subprocess.PIPE, text=True
+        [sys.executable, "run.py", "cluster", "submit", *WORDS], cwd=PROJECT, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout
     for line in process.stdout:

@@ -13,18 +13,18 @@ from cluster.render import render, to_yaml
 from cluster.spec import load_cluster
 from cluster.types import KubeManifest
 from cluster.validate import check
-from pipelines import command_line
+from pipelines.cli import command_line
 from pos2distill.config.load import RECIPES, load_recipe
 from pos2distill.errors import UserError
+from tests.support.paths import PROJECT
 
-CHECKOUT = Path(command_line.__file__).parents[1]
 SECRET = "hunter2"  # in the position of a password
 
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the toy's recipe; the working directory is the project, to which its paths are relative."""
-    monkeypatch.chdir(CHECKOUT)
+    monkeypatch.chdir(PROJECT)
     path = tmp_path / "my recipe.yaml"
     path.write_text((RECIPES / "quickstart.yaml").read_text() + '# é, "quoted": $HOME\n')
     return path
@@ -135,7 +135,7 @@ def changed(path: Path, old: str, new: str) -> None:
             "quickstart: data.path: PROJECT/data.jsonl.gz does not exist in the pods; set a URL, or a folder below ",
         ),
         (
-            lambda path: changed(path, "examples/toy/base", f"{CHECKOUT}/examples/toy/base"),
+            lambda path: changed(path, "examples/toy/base", f"{PROJECT}/examples/toy/base"),
             ", or the path relative to the project, examples/toy/base",
         ),
         (
@@ -152,7 +152,7 @@ def test_render_refuses_a_recipe_that_pods_cannot_use_in_one_line(
     assert command_line.main(["cluster", "render", "kind", str(mine)]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert message.replace("PROJECT", str(CHECKOUT)) in printed.err
+    assert message.replace("PROJECT", str(PROJECT)) in printed.err
     assert printed.err.startswith("error: ")
     assert printed.err.count("\n") == 1
     assert SECRET not in printed.err
@@ -160,7 +160,7 @@ def test_render_refuses_a_recipe_that_pods_cannot_use_in_one_line(
 
 def test_make_entrypoint_reads_paths_as_the_job_does(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job runs in the project's folder, whatever the working directory is here."""
-    monkeypatch.chdir(CHECKOUT / "examples" / "toy")
+    monkeypatch.chdir(PROJECT / "examples" / "toy")
     spec = load_cluster("kind", ["model_billions=0.001"])
     assert command_line.main(["cluster", "render", "kind", str(mine), "data.path=data.jsonl.gz"]) == 2
     assert make_entrypoint(spec, str(mine), ["data.path=examples/toy/data.jsonl.gz"])

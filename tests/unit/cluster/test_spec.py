@@ -13,11 +13,10 @@ from cluster.sections import READABLE
 from cluster.spec import ClusterSpec, load_cluster
 from cluster.types import Level
 from cluster.validate import check
-from pipelines import command_line
 from pos2distill.config.load import load_recipe
 from pos2distill.errors import UserError
+from tests.support.paths import PROJECT
 
-CHECKOUT = Path(command_line.__file__).parents[1]
 MINIMAL: dict[str, Any] = {
     "name": "small",
     "image": "registry.example.org/pos2distill:0.1.0",
@@ -518,7 +517,7 @@ def test_readable_schemes_open_with_every_installation(scheme: str) -> None:
         ),
         (
             "quickstart",
-            [f"data.path={CHECKOUT}/examples/toy/data.jsonl.gz"],
+            [f"data.path={PROJECT}/examples/toy/data.jsonl.gz"],
             "does not exist in the pods; set a URL, or the path relative to the project, examples/toy/data.jsonl.gz",
         ),
         (
@@ -570,7 +569,7 @@ def test_make_entrypoint_refuses_a_recipe_that_cannot_run(
     load: Callable[..., ClusterSpec], tmp_path: Path, recipe: str, overrides: list[str], message: str
 ) -> None:
     mine = tmp_path / "mine.yaml"
-    mine.write_text((CHECKOUT / "pipelines" / "recipes" / "quickstart.yaml").read_text())
+    mine.write_text((PROJECT / "pipelines" / "recipes" / "quickstart.yaml").read_text())
     of_spec = [override.removeprefix("spec.") for override in overrides if override.startswith("spec.")]
     overrides = [each.replace("TRANSFER", str(mine)) for each in overrides if not each.startswith("spec.")]
     with pytest.raises(UserError) as caught:

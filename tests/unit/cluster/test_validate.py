@@ -15,12 +15,11 @@ from cluster.schema import load_schemas
 from cluster.spec import load_cluster
 from cluster.types import KubeManifest, Outcome
 from cluster.validate import check, load_manifests
-from pipelines import command_line
+from pipelines.cli import command_line
 from pos2distill.errors import ExitCode, UserError
 from scripts.render_presets import PRESETS, RENDERED
 from tests.support.manifests import changed
-
-CHECKOUT = Path(command_line.__file__).parents[1]
+from tests.support.paths import PROJECT
 
 CLUSTER = "spec.rayClusterSpec"
 HEAD = f"{CLUSTER}.headGroupSpec"
@@ -188,9 +187,9 @@ def test_run_cluster_validate_reports_what_it_checked(capsys: pytest.CaptureFixt
 )
 def test_run_cluster_user_error_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
-        {"MANIFESTS": str(RENDERED / "gke.yaml"), "run.py": str(CHECKOUT / "run.py")}.get(word, word) for word in words
+        {"MANIFESTS": str(RENDERED / "gke.yaml"), "run.py": str(PROJECT / "run.py")}.get(word, word) for word in words
     ]
-    message = message.replace("run.py", str(CHECKOUT / "run.py"))
+    message = message.replace("run.py", str(PROJECT / "run.py"))
     assert command_line.main(["cluster", *words]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
@@ -200,12 +199,12 @@ def test_run_cluster_user_error_is_one_line(words: list[str], message: str, caps
 
 def test_run_cluster_imports_no_heavy_packages() -> None:
     code = (
-        "import sys\nfrom pipelines import command_line\n"
+        "import sys\nfrom pipelines.cli import command_line\n"
         "command_line.main(['cluster', 'validate', 'gke', 'quickstart'])\n"
         "print(sorted({'torch', 'ray', 'vllm', 'transformers', 'deepspeed'} & sys.modules.keys()))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
 

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipelines import command_line
+from pipelines.cli import command_line
 from pipelines.plan import make_plan
 from pipelines.stages import analyse
 from pos2distill.config.load import load_recipe

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from pipelines import command_line, commands
+from pipelines import commands
 from pipelines.attempts import record_failure
+from pipelines.cli import command_line
 from pos2distill.config import Recipe
 from pos2distill.errors import TransientError
 from pos2distill.placement import JOB_DASHBOARD_VARIABLE

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines import command_line
+from pipelines.cli import command_line
 from pipelines.executors.local import saved_folders
 from pipelines.stages.search_scales import best_so_far, read_generations
 from pos2distill.config import Recipe

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipelines import command_line
+from pipelines.cli import command_line
 from pos2distill.config import Recipe
 from pos2distill.config.evaluation_recipe import evaluation_recipe
 from pos2distill.models.load import load_tokenizer

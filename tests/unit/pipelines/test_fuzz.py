@@ -19,7 +19,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipelines import command_line
+from pipelines.cli import command_line
 from pipelines.commands import run_evaluate, run_study
 from pos2distill.config import Recipe, Study
 from pos2distill.config.validation import dotted_names

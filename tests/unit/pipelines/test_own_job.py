@@ -10,7 +10,7 @@ from urllib.error import URLError
 import pytest
 from ray.exceptions import RayTaskError
 
-from pipelines import command_line
+from pipelines.cli import command_line
 from pipelines.executors.ray.errors import find_fault, find_user_error
 from pipelines.jobs import own_job
 from pos2distill.errors import GateError, TransientError, UserError

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines import command_line
+from pipelines.cli import command_line
 from tests.support.endpoint import FakeServer, serve
 from tests.support.tiny import write_examples
 

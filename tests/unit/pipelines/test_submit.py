@@ -11,7 +11,7 @@ import pytest
 import requests
 from ray.job_submission import JobStatus
 
-from pipelines import command_line
+from pipelines.cli import command_line
 from pipelines.jobs import submit
 from pipelines.jobs.bundle import MAX_BYTES, PROJECT, is_packed, pack, packed_files
 from pos2distill.config.load import RECIPES

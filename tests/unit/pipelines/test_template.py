@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.command_line import main
+from pipelines.cli.command_line import main
 from pipelines.commands import run_analyse, run_distill, run_evaluate
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe

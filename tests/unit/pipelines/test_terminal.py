@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from pipelines import command_line, commands
+from pipelines import commands
+from pipelines.cli import command_line
 from pipelines.terminal import print_comparison, print_curve, print_evaluation
 from pos2distill.config import Recipe
 from pos2distill.errors import GateError

@@ -21,7 +21,7 @@ import yaml
 from s3fs import S3FileSystem
 from safetensors.numpy import load_file, save_file
 
-from pipelines import command_line
+from pipelines.cli import command_line
 from pos2distill.config import Recipe, Study
 from pos2distill.config.validation import dotted_names
 from tests.support.hub_server import hub_server, use_hub

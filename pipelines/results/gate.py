@@ -12,7 +12,7 @@ from pos2distill.evaluation.scores import Grid, GridMismatch, to_grid
 from pos2distill.store.files import read_table
 from pos2distill.urls import open_url
 
-from .stages.answers import PREDICTIONS, REFUSALS
+from ..stages.answers import PREDICTIONS, REFUSALS
 
 
 def read_baseline(url: str, study: Study) -> Grid:

@@ -17,13 +17,14 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
-from pipelines import command_line, comparison
 from pipelines.api import Checkpoint
-from pipelines.artifact_lookup import list_artifacts
+from pipelines.cli import command_line
 from pipelines.commands import run_evaluate, run_sample, run_study
-from pipelines.inspection.inspect import QuestionFilter, inspect
 from pipelines.plan import make_plan
 from pipelines.provenance import UNFINISHED_FILE, Provenance, read_provenance, record_provenance
+from pipelines.results import comparison
+from pipelines.results.artifact_lookup import list_artifacts
+from pipelines.results.inspection.inspect import QuestionFilter, inspect
 from pipelines.stages.sample import sample_ids_of
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
@@ -681,7 +682,7 @@ def test_export_refuses(recipe: Recipe, command: Command, tmp_path: Path, monkey
     assert command("export", recipe.storage, str(tmp_path), code=2) == [
         f"error: {tmp_path}: expected a new or empty folder"
     ]
-    monkeypatch.setattr("pipelines.inspection.prompt_text.PromptText.__call__", lambda *_: "another prompt")
+    monkeypatch.setattr("pipelines.results.inspection.prompt_text.PromptText.__call__", lambda *_: "another prompt")
     (line,) = command("export", recipe.storage, str(tmp_path / "new"), code=2)
     assert "another program would ask another prompt, so nothing is exported" in line
     assert not (tmp_path / "new").exists()

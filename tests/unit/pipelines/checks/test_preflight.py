@@ -15,11 +15,11 @@ from typing import Any
 import grpc
 import pytest
 
-from pipelines import data_checks, machine_checks, preflight
+from pipelines.checks import data_checks, machine_checks, preflight
+from pipelines.checks.model_checks import count_parameters
+from pipelines.checks.pending_run import PendingRun
 from pipelines.commands import run_study
 from pipelines.dry_run import describe
-from pipelines.model_checks import count_parameters
-from pipelines.pending_run import PendingRun
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError

@@ -16,10 +16,10 @@ from pos2distill.tasks.datasets import load_split, read_examples
 from pos2distill.tasks.prompts import MessageBuilder, fewest_tokens, joined_text
 from pos2distill.tasks.readers import data_bytes
 
-from .artifact_names import BASE_SCORES, DISTILLED_SCORES
-from .plan import Plan
-from .stages.prepare import EVALUATION, TRAIN, naming_task
-from .stages.stage import Stage
+from ..artifact_names import BASE_SCORES, DISTILLED_SCORES
+from ..plan import Plan
+from ..stages.prepare import EVALUATION, TRAIN, naming_task
+from ..stages.stage import Stage
 
 # A data file of up to this size is read whole; of a larger one the first records. The stage `prepare` reads all.
 _MAX_DATA_BYTES = 64 << 20

@@ -10,12 +10,12 @@ from pos2distill.evaluation.scores import format_slots
 from pos2distill.records import Slots, example_from_row
 from pos2distill.store.artifacts import Artifact
 
+from ...artifact_names import BASE_SCORES
+from ...stages.answers import PREDICTIONS, read_refused
+from ...stages.evaluate import eval_specs
+from ...stages.prepare import EVALUATION, read_locations
+from ...stages.stage import Input
 from ..artifact_lookup import input_artifact, list_artifacts, provenance_of, study_of
-from ..artifact_names import BASE_SCORES
-from ..stages.answers import PREDICTIONS, read_refused
-from ..stages.evaluate import eval_specs
-from ..stages.prepare import EVALUATION, read_locations
-from ..stages.stage import Input
 from .rows import InspectedRow, PromptParts, Row
 
 _PromptKey = tuple[int, int, int]

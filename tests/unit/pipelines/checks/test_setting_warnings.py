@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from pipelines import command_line, machine_checks, setting_warnings
+from pipelines.checks import machine_checks, setting_warnings
+from pipelines.checks.pending_run import PendingRun
+from pipelines.checks.setting_warnings import warn_of_settings
+from pipelines.cli import command_line
 from pipelines.commands import run_evaluate
-from pipelines.pending_run import PendingRun
 from pipelines.plan import make_plan
 from pipelines.provenance import Provenance, record_provenance
-from pipelines.setting_warnings import warn_of_settings
 from pos2distill import hardware
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe

@@ -10,15 +10,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipelines import command_line, commands
-from pipelines.browse import BROWSING
-from pipelines.job_command import COMMANDS
+from pipelines import commands
+from pipelines.cli import command_line
+from pipelines.cli.browse import BROWSING
+from pipelines.cli.job_command import COMMANDS
 from pipelines.plan import make_plan
 from pipelines.terminal import summarise_manifest
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe, recipe_names, sweep_cells
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.storage import claim_storage
+from tests.support.paths import PROJECT
 
 Make = Callable[..., Recipe]
 
@@ -29,7 +31,7 @@ def recipe(make_recipe: Make, tmp_path: Path) -> str:
     return str(tmp_path / "recipe.yaml")
 
 
-@pytest.mark.parametrize("module", ["command_line", "commands", "dry_run", "api"])
+@pytest.mark.parametrize("module", ["cli.command_line", "commands", "dry_run", "api"])
 def test_no_heavy_packages_are_imported_before_they_are_needed(module: str) -> None:
     """Help, misspelt fields, paths of nothing and cached results are answered at once."""
     code = (
@@ -38,9 +40,8 @@ def test_no_heavy_packages_are_imported_before_they_are_needed(module: str) -> N
         "loaded = [load_recipe(name).name for name in recipe_names()]\n"
         "print(loaded, sorted({'torch', 'ray', 'vllm', 'transformers', 'deepspeed'} & sys.modules.keys()))\n"
     )
-    root = Path(command_line.__file__).parents[1]
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.strip() == f"{recipe_names()} []"
 
@@ -405,8 +406,7 @@ def test_main_reports_a_fault_in_one_line(
 
 def test_output_that_is_closed_ends_the_program_silently() -> None:
     command = [sys.executable, "run.py", "recipes"]
-    root = Path(command_line.__file__).parents[1]
-    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()  # as `head` does
@@ -417,8 +417,9 @@ def test_output_that_is_closed_ends_the_program_silently() -> None:
 def test_output_without_the_characters_of_a_message_is_no_error() -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "run.py", "study", "é", "--dry-run"]
-    root = Path(command_line.__file__).parents[1]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: ?: no such recipe")
 

@@ -14,7 +14,7 @@ from pos2distill.store.artifacts import Artifact
 from pos2distill.store.storage import RUN_FILE
 from pos2distill.urls import open_url, require_listable, storage_errors
 
-from .provenance import UNFINISHED_FILE, Provenance, corrupt_provenance, read_provenance
+from ..provenance import UNFINISHED_FILE, Provenance, corrupt_provenance, read_provenance
 
 
 def list_artifacts(

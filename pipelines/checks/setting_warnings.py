@@ -12,9 +12,9 @@ from pos2distill.config.model import checkpoint_of
 from pos2distill.errors import UserError, warn_once
 from pos2distill.store.artifacts import Artifact, other_fingerprints
 
-from .artifact_names import BASE_SCORES, CHECKPOINT, DISTILLED_SCORES, SAMPLES
-from .provenance import read_provenance
-from .stages.stage import Stage
+from ..artifact_names import BASE_SCORES, CHECKPOINT, DISTILLED_SCORES, SAMPLES
+from ..provenance import read_provenance
+from ..stages.stage import Stage
 
 # Below it, even after a hundred steps in one direction rounding changes a third of the merged update: in bfloat16, a
 # weight of 0.02 has steps of 1e-4.

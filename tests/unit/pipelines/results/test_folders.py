@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.folders import read_index, write_folder
+from pipelines.results.folders import read_index, write_folder
 
 
 def write(storage: Path, text: str, **content: Any) -> None:

@@ -12,6 +12,9 @@ from pos2distill.models.files import files_version, is_hub_name
 from pos2distill.store.storage import check_storage
 from pos2distill.training.trackers import check_trackers
 
+from ..plan import Plan
+from ..stages.distill import check_executor
+from ..stages.stage import Stage
 from .machine_checks import check_gpus, check_ray, check_rights, check_space, check_temporary_space
 from .model_checks import (
     check_against_model,
@@ -20,10 +23,7 @@ from .model_checks import (
     check_weights_once,
 )
 from .pending_run import PendingRun
-from .plan import Plan
 from .setting_warnings import warn_of_settings
-from .stages.distill import check_executor
-from .stages.stage import Stage
 
 
 def preflight(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:

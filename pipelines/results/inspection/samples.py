@@ -12,8 +12,8 @@ from pos2distill.records import example_from_row, sample_ids
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore, StoreIndex
 
+from ...stages.prepare import TRAIN, read_locations, training_ids
 from ..artifact_lookup import input_artifact
-from ..stages.prepare import TRAIN, read_locations, training_ids
 from .rows import InspectedRow, PromptParts, Row
 
 _COLUMNS = (

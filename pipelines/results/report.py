@@ -4,7 +4,6 @@ It is no stage and has no artifact: `report/` is of the study that was reported 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pos2distill.config import Recipe, Study, fingerprint
@@ -28,27 +27,18 @@ from pos2distill.store.artifacts import Artifact
 from pos2distill.store.checkpoint_layout import MODEL_FOLDER, model_url
 from pos2distill.store.files import write_bytes
 
+from ..plan import Cell, Plan, TaskPlan
+from ..provenance import Provenance, package_versions, read_provenance
+from ..stages.analyse import ANALYSIS, read_analysis
+from ..stages.answers import PREDICTIONS
+from ..stages.distill import has_adapter, read_steps
+from ..stages.evaluate import eval_specs
+from ..stages.measured import with_measured
+from ..stages.prepare import EVALUATION, read_locations
+from ..stages.stage import Stage
 from .folders import read_index, write_folder
-from .plan import Plan, TaskPlan
-from .provenance import Provenance, package_versions, read_provenance
-from .stages.analyse import ANALYSIS, read_analysis
-from .stages.answers import PREDICTIONS
-from .stages.distill import has_adapter, read_steps
-from .stages.evaluate import eval_specs
-from .stages.measured import with_measured
-from .stages.prepare import EVALUATION, read_locations
-from .stages.stage import Stage
 
 _REPORT, _SUMMARY = "report", "summary.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One study of a sweep: the values of the swept settings, its recipe and its plan."""
-
-    settings: dict[str, Any]
-    recipe: Recipe
-    plan: Plan
 
 
 def make_report(recipe: Recipe, plan: Plan) -> Comparison:

@@ -11,9 +11,9 @@ from pos2distill.store.artifacts import Artifact
 from pos2distill.store.checkpoint_layout import ADAPTER_FOLDER, MODEL_FOLDER
 from pos2distill.urls import storage_errors
 
+from ..artifact_names import CHECKPOINT
+from ..stages.distill import has_adapter
 from .artifact_lookup import open_artifact
-from .artifact_names import CHECKPOINT
-from .stages.distill import has_adapter
 
 CARD = "README.md"
 _TOKEN = "set HF_TOKEN, or log in with `hf auth login`"

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines import command_line
-from pipelines.gate_options import add_gate, gate_flags
+from pipelines.cli import command_line
+from pipelines.cli.gate_options import add_gate, gate_flags
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.records import PREDICTION_SCHEMA

@@ -9,12 +9,12 @@ from pos2distill.evaluation.report import render_report
 from pos2distill.evaluation.result import Evaluation, to_evaluation
 from pos2distill.store.checkpoint_layout import model_url
 
+from ..plan import Plan
+from ..stages.answers import PREDICTIONS, read_refused
+from ..stages.measured import with_measured
+from ..stages.stage import Stage
 from .folders import write_folder
-from .plan import Plan
 from .report import TaskResults, describe_run, provenance_or_now, read_search, report_inputs
-from .stages.answers import PREDICTIONS, read_refused
-from .stages.measured import with_measured
-from .stages.stage import Stage
 
 
 def write_evaluations(recipe: Recipe, plan: Plan) -> dict[str, Evaluation]:

@@ -15,8 +15,8 @@ from pos2distill.store.artifacts import Artifact
 from pos2distill.store.storage import RUN_FILE
 from pos2distill.urls import open_url, storage_errors
 
+from ..stages.answers import PREDICTIONS, read_refused
 from .artifact_lookup import no_such_run, open_folder
-from .stages.answers import PREDICTIONS, read_refused
 
 _EVALUATION = "evaluation"  # the folder of the results of `evaluate`
 

@@ -8,8 +8,8 @@ from pos2distill.errors import UserError, did_you_mean_one
 from pos2distill.evaluation.scores import position_order
 from pos2distill.store.artifacts import Artifact
 
+from ...artifact_names import BASE_SCORES, DISTILLED_SCORES, SAMPLES
 from ..artifact_lookup import open_artifact, study_of
-from ..artifact_names import BASE_SCORES, DISTILLED_SCORES, SAMPLES
 from .answers import answer_rows
 from .prompt_text import PromptText
 from .rows import Row

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from pos2distill.config import Recipe, Study
 
-from .plan import Plan
-from .stages.stage import Stage
+from ..plan import Plan
+from ..stages.stage import Stage
 
 
 @dataclass(frozen=True)

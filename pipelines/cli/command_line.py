@@ -124,7 +124,7 @@ def _stop_or_delay_retries(error: UserError) -> None:
 def _stop_retries(why: str = NOT_RETRIED) -> None:
     """On a cluster whose operator repeats failed jobs, stop the job, since it would fail in the same way."""
     if os.environ.get(JOB_DASHBOARD_VARIABLE):
-        from .jobs.own_job import stop_own_job
+        from ..jobs.own_job import stop_own_job
 
         stop_own_job(why)
 
@@ -185,7 +185,7 @@ def _run(options: argparse.Namespace, remaining: list[str]) -> int:
             raise UserError("--json: --dry-run shows the settings as YAML; leave out one of the two")
         # Imported here, so that --help and a misspelt field are answered at once.
         with silent_interrupts():
-            from .dry_run import show
+            from ..dry_run import show
 
         show(recipe, options.command, full=options.full, baseline=gate.get("baseline"))
         return 0
@@ -199,7 +199,7 @@ def _run_submit(options: argparse.Namespace, words: list[str]) -> int:
     # Before the import of ray: Ray 2.60 reads its authentication mode when it is imported.
     use_ray_token()
     with silent_interrupts():
-        from .jobs.submit import run_submit
+        from ..jobs.submit import run_submit
 
     with _redirected_output(options):
         submitted = run_submit(
@@ -223,7 +223,7 @@ def _run_cluster(options: argparse.Namespace, words: list[str]) -> int:
         name = flags[0].partition("=")[0]
         raise UserError(f"{name}: is an option of cluster {', '.join(RENDERING)}, not of {options.action}")
     # `cluster` is beside this package: in a checkout both are top-level packages, in a wheel both are in pos2distill.
-    parent = (__package__ or "").removesuffix("pipelines")
+    parent = (__package__ or "").removesuffix("pipelines.cli")
     with silent_interrupts():
         command = importlib.import_module(f"{parent}cluster.command")
     with _redirected_output(options):
@@ -246,9 +246,9 @@ def _run_cluster(options: argparse.Namespace, words: list[str]) -> int:
 def _run_command(options: argparse.Namespace, recipe: Recipe, gate: dict[str, Any]) -> None:
     # Imported here, so that --help and a misspelt field are answered at once.
     with silent_interrupts():
-        from . import commands
-        from .attempts import record_failure
-        from .interrupt import terminable
+        from .. import commands
+        from ..attempts import record_failure
+        from ..interrupt import terminable
 
     functions: dict[str, Callable[..., object]] = {
         "study": commands.run_study,
@@ -258,7 +258,7 @@ def _run_command(options: argparse.Namespace, recipe: Recipe, gate: dict[str, An
         "distill": commands.run_distill,
         "report": commands.run_report,
     }
-    from .progress import be_quiet
+    from ..progress import be_quiet
 
     if options.quiet:
         be_quiet()

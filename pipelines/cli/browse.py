@@ -88,7 +88,7 @@ def run_browsing(options: argparse.Namespace) -> None:
 
 
 def _inspect(options: argparse.Namespace) -> None:
-    from .inspection.inspect import QuestionFilter, inspect, require_limit
+    from ..results.inspection.inspect import QuestionFilter, inspect, require_limit
 
     require_limit(options.limit)
     # One more than is shown, to say whether there are more.
@@ -152,7 +152,7 @@ def _format_answer(answer: dict[str, Any]) -> str:
 def _runs(options: argparse.Namespace) -> None:
     from pos2distill.evaluation.formatting import format_gap
 
-    from .comparison import list_runs
+    from ..results.comparison import list_runs
 
     runs = list_runs(options.folder)
     if options.json:
@@ -176,7 +176,7 @@ def _compare(options: argparse.Namespace) -> None:
     from pos2distill.evaluation.formatting import format_gap
     from pos2distill.evaluation.scores import position_order
 
-    from .comparison import compare_runs
+    from ..results.comparison import compare_runs
 
     result = compare_runs(options.runs)
     if options.json:
@@ -204,7 +204,7 @@ def _compare(options: argparse.Namespace) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
-    from .lm_eval import export_tasks
+    from ..results.lm_eval import export_tasks
 
     export = export_tasks(options.run, options.folder)
     if export.caveat:
@@ -220,7 +220,7 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _push(options: argparse.Namespace) -> None:
-    from .hub import push_checkpoint
+    from ..results.hub import push_checkpoint
 
     url = push_checkpoint(options.run, options.repository, private=options.private)
     print(json.dumps({"url": url}) if options.json else url)

@@ -1,0 +1,1 @@
+"""Checks and warnings before a run."""

@@ -1,0 +1,1 @@
+"""The command line: its options, its help, and which function each command calls."""

@@ -1,0 +1,1 @@
+"""What is made of finished stages: reports, comparisons, exports, and the gate."""
