@@ -7,6 +7,7 @@ Tokens per second count every row's tokens, also those that rows share and that 
 
   python -m examples.smollm2.make_model
   python -m benchmarks.real.step --output benchmarks/real/step_NAME.json
+  python -m benchmarks.real.step --profile "bfloat16, one pass" --output benchmarks/real/step_profile.json
 """
 
 import argparse
@@ -23,7 +24,7 @@ import torch
 from benchmarks.circumstances import circumstances
 from benchmarks.train_step.measuring import measure_peak, run_in_own_process, wall
 from benchmarks.train_step.problem import SIZES, OurStep, Questions, Size, make_study
-from benchmarks.train_step.train_step import TOLERANCE, count_tokens
+from benchmarks.train_step.train_step import TOLERANCE, count_tokens, profile_step
 from examples.smollm2.make_model import DEFAULT_FOLDER, check_folder
 from pos2distill.errors import UserError
 from pos2distill.hardware import cpu_is_faster_in_bfloat16
@@ -70,10 +71,7 @@ def measure(variant: Variant, model: Path) -> dict[str, float]:
     Of the first one, before any update: after Adam's first one, which moves nearly every weight by the learning rate,
     the losses of two precisions differ by a factor of two, although their gradients agree to a cosine above 0.99.
     """
-    size = variant.size()
-    study = make_study(size, model)
-    questions = Questions(size, study, CPU)
-    step = OurStep(size, study, questions, CPU)
+    step, questions = build_step(variant, model)
     loss = step()
     seconds: list[float] = []
 
@@ -83,6 +81,21 @@ def measure(variant: Variant, model: Path) -> dict[str, float]:
 
     memory = measure_peak(second, CPU)
     return {"loss": loss, "seconds": seconds[0], **memory, **count_tokens(questions.rows())}
+
+
+def build_step(variant: Variant, model: Path) -> tuple[OurStep, Questions]:
+    """The step of a variant, and what it trains on."""
+    size = variant.size()
+    study = make_study(size, model)
+    questions = Questions(size, study, CPU)
+    return OurStep(size, study, questions, CPU), questions
+
+
+def profile_variant(name: str, model: Path) -> dict[str, Any]:
+    """Which operations the second step of a variant spends its time on."""
+    step, _ = build_step(VARIANTS[name], model)
+    step()
+    return {"problem": PROBLEM, "variant": name, "operations": profile_step(step, CPU)}
 
 
 def product_rates() -> dict[str, float]:
@@ -130,6 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=DEFAULT_FOLDER, help="model folder (default: %(default)s)")
     parser.add_argument("--output", type=Path, required=True, help="report to write, a JSON file")
+    parser.add_argument("--profile", choices=VARIANTS, metavar="VARIANT", help="profile a step of it, and time none")
     parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(os.cpu_count() or 1)
@@ -143,6 +157,11 @@ def main() -> None:
         check_folder(options.model)
     except UserError as error:
         parser.error(str(error))
+    if options.profile:
+        profiled = profile_variant(options.profile, options.model) | circumstances("torch", "transformers")
+        options.output.write_text(json.dumps(profiled, indent=2) + "\n")
+        print(json.dumps(profiled["operations"][:12], indent=2))
+        return
     results: dict[str, dict[str, float]] = {}
     for name in VARIANTS:
         arguments = ("--variant", name, "--model", str(options.model), "--output", str(options.output))
