@@ -1,5 +1,6 @@
 """The progress of a stage on the terminal: a bar, or lines where there is none."""
 
+import math
 import os
 import sys
 import threading
@@ -30,12 +31,13 @@ class Figures:
     """What is shown of a stage at one moment.
 
     count: finished so far. note: shown behind the figures. waiting_for: what happens before the first result; empty
-    once it is over.
+    once it is over. idle_seconds: since the last sign of progress that does not count, such as a wrong answer.
     """
 
     count: int
     note: str
     waiting_for: str = ""
+    idle_seconds: float = math.inf
 
 
 class Pace:
@@ -52,10 +54,12 @@ class Pace:
         self.count = done
         self.first_result: tuple[int, float] | None = None
         self.last_change = 0.0
+        self.last_sign = -math.inf  # of progress that does not count
         self.changes = 0  # after the first result
 
-    def update(self, count: int, now: float) -> None:
-        """So much is finished at this time, in seconds."""
+    def update(self, count: int, now: float, idle_seconds: float = math.inf) -> None:
+        """So much is finished at this time, in seconds. idle_seconds: as of `Figures`."""
+        self.last_sign = max(self.last_sign, now - idle_seconds)
         if self.first_result is not None and count != self.count:
             self.changes += 1
             self.last_change = now
@@ -70,7 +74,7 @@ class Pace:
         if count >= self.total:
             return ""
         if self.is_stalled(now):
-            return f"nothing finished for {tqdm.format_interval(now - self.last_change)}"
+            return f"nothing finished for {tqdm.format_interval(now - max(self.last_change, self.last_sign))}"
         if self.count <= count:
             return "time left unknown"
         usual = (self.last_change - start) / self.changes
@@ -86,7 +90,8 @@ class Pace:
         if self.first_result is None or self.count >= self.total:
             return False
         usual = (self.last_change - self.first_result[1]) / max(self.changes, 1)
-        return now - self.last_change > max(STALLED_SECONDS, _STALLED_TIMES * usual)
+        silent = now - max(self.last_change, self.last_sign)
+        return silent > max(STALLED_SECONDS, _STALLED_TIMES * usual)
 
 
 @contextmanager
@@ -110,7 +115,8 @@ def tracked(spec: ProgressSpec, read: Callable[[], RunProgress | None], hint: st
             return None
         # The last batches may keep more than are wanted.
         count = min(progress.count(spec.label), spec.total)
-        return Figures(count, str(progress), "" if _has_begun(spec, progress) else _STARTING)
+        waiting_for = "" if _has_begun(spec, progress) else _STARTING
+        return Figures(count, str(progress), waiting_for, progress.idle_seconds)
 
     return Counted(spec.label, spec.total, done, "sample", figures, hint)
 
@@ -246,5 +252,5 @@ def _refreshes(counted: Counted, finished: RefreshEvent) -> Iterator[tuple[Figur
         is_last = finished.wait(REFRESH_SECONDS)
         figures = counted.read()
         if figures is not None:
-            pace.update(figures.count, time.monotonic())
+            pace.update(figures.count, time.monotonic(), figures.idle_seconds)
             yield figures, pace

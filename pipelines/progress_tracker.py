@@ -101,7 +101,8 @@ class ProgressTracker:
         new = [row for row, index in enumerate(indices) if not self.selection.known_N[index]]
         new_outcomes = [outcomes[row] for row in new]
         self.progress.stored.update(new_outcomes)
-        self.selection.add([indices[row] for row in new], [outcome == "kept" for outcome in new_outcomes])
+        # All of them: the new part takes the place of the earlier one, and an answer may be another one.
+        self.selection.add(indices, [outcome == "kept" for outcome in outcomes])
         # Set with every part, so that training after the last sample does not count as sampling.
         self.progress.sampling_seconds = self.last_news - self.start
         self.spec.guard.add(new_outcomes, [errors[row] for row in new], [sample_ids[row] for row in new])

@@ -144,8 +144,8 @@ def read_sample_logs(paths: list[str], folder: str) -> pa.Table:
                     rows.append(_score_row(json.loads(line)))
                 except (ValueError, KeyError, TypeError):
                     raise UserError(
-                        f"{path}, line {number}: expected an answer to a question that `export` wrote, as logged by "
-                        f"lm_eval with --log_samples"
+                        f"{path}, line {number}: expected an answer to a question that `export` of this version "
+                        f"wrote, as logged by lm_eval with --log_samples"
                     ) from None
     return pa.Table.from_pylist(rows, _SCORE_SCHEMA)
 

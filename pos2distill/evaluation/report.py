@@ -48,7 +48,7 @@ class ReportInputs:
     steps: the training log.
     analyses: content of analysis.json by model, `base` first; empty if the study has none.
     artifacts: the folders of both models' answers, `base` and `distilled`.
-    base_model: the initial model's name on the hub; None of a folder. licence: the initial model's, as its card
+    base_model: the base model's name on the hub; None of a folder. licence: the base model's, as its card
     names it; None if it names none.
     has_adapter: whether the checkpoint also has its adapters as separate files.
     """

@@ -1,11 +1,11 @@
 """Token shift and recovery: how a model's next-token distributions change when the gold documents move.
 
-All models read the same response R, the initial model's answer at the advantageous slot, and are compared with that
+All models read the same response R, the base model's answer at the advantageous slot, and are compared with that
 model there, p:
 
     KL_t = KL(p(. | P_adv, R_<t) || q(. | P_slot, R_<t))   nats, at each response token t
 
-The initial model at another slot shows the shift; the distilled model at that slot shows what is left of it.
+The base model at another slot shows the shift; the distilled model at that slot shows what is left of it.
 Source: arXiv:2508.15709, "token-shifting" and its figures of KL by token. The paper gives no formula for how few tokens
 carry the shift; the fractions here are ours.
 
@@ -33,7 +33,7 @@ _TOPS = (("top_1", 1, 0.0), ("top_3", 3, 0.0), ("top_10_percent", 1, 0.1))
 class Shift:
     """The passes over one example's response.
 
-    kl_ST: nats. agrees_ST: whether the most likely token is the initial model's at the advantageous slot.
+    kl_ST: nats. agrees_ST: whether the most likely token is the base model's at the advantageous slot.
     trivial_S: whether the slot is not the advantageous one.
     """
 

@@ -72,7 +72,7 @@ class _Holder:
     pid: int
     since: str
     period: float
-    missed_periods: int
+    missed_periods: int = 6  # of earlier versions, whose files do not say it
     beat: int = 0
 
     def __str__(self) -> str:
@@ -206,7 +206,9 @@ def _acquire(fs: fsspec.AbstractFileSystem, path: str, me: _Holder, storage: str
             continue
         who = str(holder or "an unknown process")
         if who != last_printed:
-            print(f"{storage}: in use by {who}; waiting until it ends (Ctrl-C to cancel)", file=sys.stderr, flush=True)
+            seconds = (holder or me).missed_periods * (holder or me).period
+            until = f"waiting until it ends, or does not renew its lease for {seconds:g} s (Ctrl-C to cancel)"
+            print(f"{storage}: in use by {who}; {until}", file=sys.stderr, flush=True)
             last_printed = who
         time.sleep(me.period / _POLLS_PER_PERIOD)
 

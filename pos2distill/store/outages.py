@@ -1,5 +1,6 @@
 """Storages and hubs that do not answer for a while."""
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -8,28 +9,33 @@ from pos2distill.errors import TransientError, one_line
 from pos2distill.faults import is_transient
 
 _RETRY_SECONDS = 5.0  # between two requests
-_WAIT_SECONDS = 600.0  # after it, a storage that does not answer is an error
+# After it, and so many calls, a storage that does not answer is an error: one call may upload for longer than this.
+_WAIT_SECONDS = 600.0
+_MIN_CALLS = 3
 
 _T = TypeVar("_T")
 
 
 def once_storage_answers(call: Callable[[], _T], warn: Callable[[str], None]) -> _T:
-    """What a function returns, called again while a storage or a hub does not answer, for at most ten minutes.
+    """What a function returns, called again while a storage or a hub does not answer.
+
+    It is called for ten minutes after the first error, and at least three times. The driver ends the run earlier where
+    it cannot renew its lease in the same storage.
 
     Args:
         call: may be called again after it has failed half-way. warn: is called once if it has to wait.
     """
-    began = time.monotonic()
-    warned = False
-    while True:
+    first_failure = 0.0
+    for number in itertools.count(1):
         try:
             return call()
         except Exception as error:  # of file systems that share no base class
-            waited = time.monotonic() - began
-            if waited > _WAIT_SECONDS or not (isinstance(error, TransientError) or is_transient(error)):
+            if not (isinstance(error, TransientError) or is_transient(error)):
                 raise
-            if not warned:
-                minutes = _WAIT_SECONDS / 60
-                warn(f"{one_line(str(error))}; workers wait for the storage, at most {minutes:g} minutes")
-                warned = True
+            if number == 1:
+                first_failure = time.monotonic()
+                warn(f"{one_line(str(error))}; workers wait until the storage answers")
+            if number >= _MIN_CALLS and time.monotonic() - first_failure > _WAIT_SECONDS:
+                raise
         time.sleep(_RETRY_SECONDS)
+    raise AssertionError("the loop does not end")

@@ -92,9 +92,9 @@ def expected_responses(student: ModelSection, example: Example, recipe: Recipe) 
 def test_run_distill_on_policy_teaches_the_students_own_answers(
     on_policy: Make, teacher: str, teacher_slot: str
 ) -> None:
-    """In every round: the student of the round before answers, and the frozen model scores its tokens.
+    """In every round: the student of the round before answers, and the base model scores its tokens.
 
-    With a random slot the student answers the same prompts, and the frozen model scores from another one.
+    With a random slot the student answers the same prompts, and the base model scores from another one.
     """
     recipe = on_policy(method={"teacher": teacher, "teacher_slot": teacher_slot})
     build = PromptBuilder(load_tokenizer(recipe.study.model), recipe.study.data.prompt, max_length=512, reserve=0)
@@ -136,7 +136,7 @@ def test_run_distill_on_policy_teaches_the_students_own_answers(
 
 @pytest.mark.parametrize("teacher", ["cached", "resident"])
 def test_run_distill_r1_with_a_teacher_at_a_random_slot(on_policy: Make, teacher: str) -> None:
-    """The same responses, rows and steps as with the teacher's advantage; the frozen model scores from another slot."""
+    """The same responses, rows and steps as with the teacher's advantage; the base model scores from another slot."""
     samples: dict[str, dict[str, dict[str, Any]]] = {}
     for slot in ("advantageous", "random"):
         recipe = on_policy(method={"name": "r1", "teacher": teacher, "teacher_slot": slot})
@@ -233,8 +233,8 @@ def test_run_study_on_policy_resumes_bit_identically_in_every_round(
     assert summary["counts"]["distill 2"] == {"examples": EXAMPLES, "rows": EXAMPLES * (K + 1), "epochs": 1, "steps": 2}
 
 
-def test_run_distill_on_policy_keeps_the_frozen_model_with_adapters(on_policy: Make) -> None:
-    """A later round begins with merged adapters: without its own ones, the student is not the frozen model any more."""
+def test_run_distill_on_policy_keeps_the_base_model_with_adapters(on_policy: Make) -> None:
+    """A later round begins with merged adapters: without its own ones, the student is not the base model any more."""
     training = {"global_batch_rows": EXAMPLES * (K + 1), "learning_rate": 0.05, "lora": {"rank": 4}}
     losses = []
     for teacher in ("cached", "resident"):
@@ -266,7 +266,7 @@ def test_make_plan_rounds_begin_where_the_last_one_ended(on_policy: Make) -> Non
 def test_run_distill_on_policy_by_zero3_gives_the_losses_of_torch(
     local_ray: None, on_policy: Make, tmp_path: Path
 ) -> None:
-    """Also in the second round, where the frozen model is another one than the student begins with."""
+    """Also in the second round, where the base model is another one than the student begins with."""
     trainers = {"strategy": "zero3", "workers": 2, "threads": 1, "gradient_checkpointing": False}
     runtimes: dict[str, dict[str, Any]] = {"torch": {"executor": "local"}, "zero3": {"trainers": trainers}}
     losses = {}

@@ -1,17 +1,19 @@
 """Why attempts of a job failed is kept in its storage."""
 
 import json
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipelines import commands
+from pipelines import attempts, commands
 from pipelines.attempts import record_failure
 from pipelines.cli import command_line
 from pos2distill.config import Recipe
-from pos2distill.errors import TransientError
+from pos2distill.errors import Stopped, TransientError
 from pos2distill.placement import JOB_DASHBOARD_VARIABLE
 from pos2distill.store.storage import claim_storage
 
@@ -76,4 +78,22 @@ def test_record_failure_raises_nothing_where_the_storage_cannot_be_written(
 
     monkeypatch.setattr("pipelines.attempts.write_bytes", fail)
     record_failure(recipe, "study", TransientError("timeout"))
+    assert records(recipe) == []
+
+
+def test_record_failure_does_not_wait_for_a_storage_that_says_nothing(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(attempts, "_WRITE_SECONDS", 0.1)
+    monkeypatch.setattr(attempts, "check_storage", lambda *_: answers.wait(60))
+    start = time.monotonic()
+    record_failure(recipe, "study", TransientError("timeout"))
+    assert time.monotonic() - start < 10
+    answers.set()
+
+
+def test_record_failure_leaves_out_a_run_that_was_stopped(recipe: Recipe) -> None:
+    """As by `ray job stop`: nothing has failed."""
+    record_failure(recipe, "study", Stopped("stopped after step 3; its checkpoint is kept", 143))
     assert records(recipe) == []

@@ -90,6 +90,16 @@ def test_pace_of_a_stage_that_gets_nothing_finished_any_more() -> None:
     assert not pace.is_stalled(9000.0)
 
 
+def test_pace_of_a_stage_whose_results_do_not_count() -> None:
+    """As wrong answers: the samplers work, although no more samples are kept."""
+    pace = Pace(90, done=0)
+    pace.update(3, now=0.0)
+    pace.update(3, now=700.0, idle_seconds=5.0)
+    assert pace.describe(700.0) == "time left unknown"
+    pace.update(3, now=1300.0, idle_seconds=605.0)
+    assert pace.describe(1300.0) == "nothing finished for 10:05"
+
+
 @pytest.mark.usefixtures("every_second")
 @pytest.mark.parametrize("show", [progress.show_lines, progress.show_bar])
 def test_progress_hints_at_what_is_waited_for(
@@ -99,9 +109,9 @@ def test_progress_hints_at_what_is_waited_for(
     terminal = io.StringIO()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(progress, "STALLED_SECONDS", 2.0)
+    script = Scripted(monkeypatch)
     tracker = ProgressTracker(make_spec(total=6))
-    steps = [nothing, nothing, nothing, lambda: tracker.count_step(2, 1, 0.5), *[nothing] * 4]
-    script = Scripted(monkeypatch, *steps)
+    script.steps = [nothing, nothing, nothing, lambda: tracker.count_step(2, 1, 0.5), *[nothing] * 4]
     show(progress.tracked(tracker.spec, tracker.read, "look there"), script)
     drawn = [line for line in re.split(r"[\r\n]", terminal.getvalue()) if "samples" in line and "; " in line]
     hinted = ["look there" in line for line in drawn[:8]]

@@ -64,6 +64,15 @@ def test_tracker_counts_a_sample_that_is_made_again_once() -> None:
     assert (tracker.spec.guard.seen, tracker.spec.guard.failed) == (2, 1)
 
 
+def test_tracker_takes_the_outcome_of_a_sample_that_is_made_again() -> None:
+    """As the store does: with e1 wrong now, e2 is needed again."""
+    tracker = ProgressTracker(make_spec("sample", total=2))
+    tracker.count_stored(["kept", "kept"], [None, None], ["e0", "e1"])
+    assert tracker.claim_needed(["e2"]) == [False]
+    tracker.count_stored(["kept", "wrong"], [None, None], ["e0", "e1"])
+    assert tracker.claim_needed(["e2"]) == [True]
+
+
 def test_tracker_knows_which_samples_are_still_needed() -> None:
     """Wanted are 2: with e0 wrong, e1 and e3 are the first kept ones, and e4 is not needed."""
     tracker = ProgressTracker(make_spec("sample", total=2))

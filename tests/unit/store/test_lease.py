@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import queue
+import re
 import shutil
 import signal
 import socket
@@ -72,6 +73,13 @@ def test_hold_lease_writes_renews_and_removes_the_file(claimed: str) -> None:
     assert not fs.exists(path)
 
 
+def test_hold_lease_lets_a_storage_be_silent_for_five_minutes(claimed: str) -> None:
+    fs, path = lease_file(claimed)
+    with lease.hold_lease(claimed):
+        holder = json.loads(fs.cat_file(path))
+    assert holder["period"] * holder["missed_periods"] == 300
+
+
 def test_hold_lease_waits_until_the_holder_ends(claimed: str, capsys: pytest.CaptureFixture[str]) -> None:
     events: list[str] = []
 
@@ -90,7 +98,12 @@ def test_hold_lease_waits_until_the_holder_ends(claimed: str, capsys: pytest.Cap
     assert events == ["first", "second"]
     host = socket.gethostname()
     who = f"process {os.getpid()} on {host} since {since}"
-    assert capsys.readouterr().err == f"{claimed}: in use by {who}; waiting until it ends (Ctrl-C to cancel)\n"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(
+        rf"{re.escape(claimed)}: in use by {re.escape(who)}; waiting until it ends, or does not renew its lease for "
+        r"[\d.]+ s \(Ctrl-C to cancel\)",
+        line,
+    )
 
 
 @pytest.mark.parametrize("dead", [False, True])
@@ -193,7 +206,12 @@ def test_hold_lease_takes_over_from_a_holder_that_does_not_renew(
     start = time.monotonic()
     with hold_lease(claimed, period=PERIOD):
         assert time.monotonic() - start > 5 * PERIOD
-    assert capsys.readouterr().err == f"{claimed}: in use by {who}; waiting until it ends (Ctrl-C to cancel)\n"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(
+        rf"{re.escape(claimed)}: in use by {re.escape(who)}; waiting until it ends, or does not renew its lease for "
+        r"[\d.]+ s \(Ctrl-C to cancel\)",
+        line,
+    )
 
 
 def test_is_gone_of_another_users_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -382,7 +382,7 @@ TWO_STEPS: dict[str, Any] = {"data": {"train_examples": 4}, "training": {"epochs
 
 
 def test_trainer_polls_requests_after_every_micro_batch(make: Callable[..., Source]) -> None:
-    """Of every pass (the frozen model's outputs, the losses, the gradients), and once after the step."""
+    """Of every pass (the base model's outputs, the losses, the gradients), and once after the step."""
     requests = Requests(Action.CONTINUE, 0)
     source = make(**TWO_STEPS)
     result = prepare(source, trainers(8))

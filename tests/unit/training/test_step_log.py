@@ -112,4 +112,4 @@ def test_step_log_waits_for_a_storage_that_does_not_answer(
     warned.clear()
     write_steps(log, 0, 1)
     assert steps_of(log) == [0, 1]
-    assert warned == ["reset; workers wait for the storage, at most 10 minutes"]
+    assert warned == ["reset; workers wait until the storage answers"]

@@ -133,10 +133,10 @@ def test_student_cross_entropy_equals_that_of_transformers(
         torch.testing.assert_close(own[0], student.lm(input_ids=ids, labels=labels).loss)
 
 
-def test_hidden_states_view_cross_entropy_is_the_frozen_models(
+def test_hidden_states_view_cross_entropy_is_the_base_models(
     make_recipe: Callable[..., Recipe], make_source: Callable[[Study], Source]
 ) -> None:
-    """At the advantageous slot the frozen model and a student that has not moved lose the same."""
+    """At the advantageous slot the base model and a student that has not moved lose the same."""
     study = make_recipe(method={"name": "r2", "weights": "adaptive"}).study
     source = make_source(study)
     student = Student(load_model(study.model), study)

@@ -53,7 +53,7 @@ def hidden_view(source: Source) -> HiddenStatesView:
 
 
 def logits(source: Source, row: Row) -> torch.Tensor:
-    """The frozen model's, by the plain way."""
+    """The base model's, by the plain way."""
     ids, start = [*row.sample.prompt_ids, *row.sample.response_ids], len(row.sample.prompt_ids) - 1
     with torch.no_grad():
         logits_LV = load_model(source.study.model)(torch.tensor([ids])).logits[0]

@@ -672,8 +672,8 @@ def test_compare_refuses_other_logs(recipe: Recipe, command: Command, tmp_path: 
     ]
     log.write_text('{"doc": {"question": "of another task"}, "acc": 1.0}\n')
     assert command("compare", str(answers / "one"), code=2) == [
-        f"error: {log}, line 1: expected an answer to a question that `export` wrote, as logged by lm_eval with "
-        f"--log_samples"
+        f"error: {log}, line 1: expected an answer to a question that `export` of this version wrote, as logged by "
+        f"lm_eval with --log_samples"
     ]
 
 
