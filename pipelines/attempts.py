@@ -1,6 +1,5 @@
 """Why attempts of a cluster's job failed, in its storage: the cluster of an attempt is deleted with its logs."""
 
-import json
 import os
 import threading
 import time
@@ -12,7 +11,7 @@ from pos2distill.errors import Stopped, UserError, one_line
 from pos2distill.faults import describe
 from pos2distill.placement import JOB_DASHBOARD_VARIABLE
 from pos2distill.secrets import mask_secrets
-from pos2distill.store.files import write_bytes
+from pos2distill.store.files import write_json
 from pos2distill.store.storage import check_storage
 from pos2distill.urls import open_url
 
@@ -46,4 +45,4 @@ def _write(recipe: Recipe, record: dict[str, str]) -> None:
         path_of_record = f"{recipe.storage.rstrip('/')}/{FAILED_ATTEMPTS}/{record['time']}.json"
         fs, path = open_url(path_of_record, "runtime.storage")
         fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-        write_bytes(fs, path, (json.dumps(record, indent=2) + "\n").encode())
+        write_json(fs, path, record)

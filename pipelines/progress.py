@@ -74,7 +74,7 @@ class Pace:
         if count >= self.total:
             return ""
         if self.is_stalled(now):
-            return f"nothing finished for {tqdm.format_interval(now - max(self.last_change, self.last_sign))}"
+            return f"nothing finished for {tqdm.format_interval(self._silence(now))}"
         if self.count <= count:
             return "time left unknown"
         usual = (self.last_change - start) / self.changes
@@ -90,8 +90,11 @@ class Pace:
         if self.first_result is None or self.count >= self.total:
             return False
         usual = (self.last_change - self.first_result[1]) / max(self.changes, 1)
-        silent = now - max(self.last_change, self.last_sign)
-        return silent > max(STALLED_SECONDS, _STALLED_TIMES * usual)
+        return self._silence(now) > max(STALLED_SECONDS, _STALLED_TIMES * usual)
+
+    def _silence(self, now: float) -> float:
+        """Seconds since the last sign of progress."""
+        return now - max(self.last_change, self.last_sign)
 
 
 @contextmanager

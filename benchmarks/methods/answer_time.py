@@ -16,25 +16,30 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.circumstances import circumstances
-from benchmarks.methods.timing import Kind, answer, ratio, read_examples, seconds_by_round
+from benchmarks.methods.timing import (
+    NEW_TOKENS,
+    THREADS,
+    Kind,
+    answer,
+    ratio,
+    read_examples,
+    rising_scales,
+    seconds_by_round,
+)
 from pos2distill.config import ModelSection
 from pos2distill.config.inference import InferenceSection
-from pos2distill.models.load import load_config, load_tokenizer
+from pos2distill.models.load import load_tokenizer
 from pos2distill.sampling.engines.hf import HfEngine
 from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.tasks.prompts import PromptBuilder
 
-NEW_TOKENS = 32
-THREADS = 2
-LARGEST_SCALE = 1.3
 # A token of SmolLM2's vocabulary that is in no answer, so that none ends before its last token.
 UNUSED_TOKEN = "<reponame>"
 
 
 def load_kinds(model: ModelSection) -> list[Kind]:
     """The plain model, and one with each method."""
-    layers = load_config(model).num_hidden_layers
-    scales = tuple(np.linspace(1.0, LARGEST_SCALE, layers).tolist())
+    scales = rising_scales(model)
     return [
         Kind("base", _engine(model, InferenceSection())),
         Kind("lpes", _engine(model.model_copy(update={"rope_scales": scales}), InferenceSection())),

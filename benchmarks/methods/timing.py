@@ -11,11 +11,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pos2distill.config import ModelSection
 from pos2distill.evaluation.statistics import accuracy_interval, student_t
+from pos2distill.models.load import load_config
 from pos2distill.records import Example, Tokens
 from pos2distill.sampling.engines.protocol import Completion, Engine, SamplingParams
 from pos2distill.tasks.formats import parse_record
 from pos2distill.tasks.readers import read_records
+
+NEW_TOKENS = 32
+THREADS = 2
+LARGEST_SCALE = 1.3
 
 Answers = list[list[int]]
 Seconds = npt.NDArray[np.float64]
@@ -38,6 +44,11 @@ def read_examples(path: Path, count: int) -> list[Example]:
         assert isinstance(example, Example)  # this format skips no record
         examples.append(example)
     return examples
+
+
+def rising_scales(model: ModelSection) -> tuple[float, ...]:
+    """RoPE scales from 1 in the first layer to the largest in the last."""
+    return tuple(np.linspace(1.0, LARGEST_SCALE, load_config(model).num_hidden_layers).tolist())
 
 
 def answer(loop: asyncio.AbstractEventLoop, engine: Engine, prompts: list[Tokens], params: SamplingParams) -> Answers:

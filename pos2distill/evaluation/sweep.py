@@ -149,18 +149,17 @@ def _curves(cells: Sequence[CellResult], task: str) -> dict[str, Curve]:
 
     Settings may differ in what they distil; then each has its own curve before distillation.
     """
+    evaluated = [cell.tasks[task].before for cell in cells if task in cell.tasks]
+    if len({(curve.documents, curve.slots) for curve in evaluated}) != 1:
+        return {}
     before, after = {}, {}
-    evaluated = set()
     for label, group in _groups(cells):
         if task not in group[0].tasks:
             continue
         comparisons = [cell.tasks[task] for cell in group]
-        evaluated |= {(each.before.documents, each.before.slots) for each in comparisons}
         same_questions = _same_questions(group)
         before[label] = _mean_curve([each.before for each in comparisons], same_questions)
         after[label] = _mean_curve([each.after for each in comparisons], same_questions)
-    if len(evaluated) != 1:
-        return {}
     if len({curve.accuracy_by_slot for curve in before.values()}) == 1:
         return {BEFORE: next(iter(before.values())), **after}
     return {**{f"{label}, {BEFORE}": curve for label, curve in before.items()}, **after}

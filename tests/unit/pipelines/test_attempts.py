@@ -76,7 +76,7 @@ def test_record_failure_raises_nothing_where_the_storage_cannot_be_written(
     def fail(*_: Any) -> None:
         raise ConnectionResetError("reset")
 
-    monkeypatch.setattr("pipelines.attempts.write_bytes", fail)
+    monkeypatch.setattr("pipelines.attempts.write_json", fail)
     record_failure(recipe, "study", TransientError("timeout"))
     assert records(recipe) == []
 
