@@ -106,7 +106,8 @@ BASE_COC = Variant("base, coc", COC, base="base, coc")
 # 12 candidates of 20 questions: more would take hours on two cores.
 REAL_SEARCH = "{generations: 3, population: 6, parents: 3, mutations: 2, crossovers: 1, examples: 20}"
 # With larger scales this model answers nothing, as the searches in the whole range show.
-NARROW_LPES = ("inference.method=lpes", f"inference.search={REAL_SEARCH[:-1]}, largest: 1.3}}")
+NARROW_SEARCH = f"{REAL_SEARCH[:-1]}, largest: 1.3}}"
+NARROW_LPES = ("inference.method=lpes", f"inference.search={NARROW_SEARCH}")
 REAL_VARIANTS = (
     BASE,
     REORDER,

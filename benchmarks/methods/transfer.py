@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.methods.methods import run
 from benchmarks.methods.rows import Run, accuracies, format_change
-from benchmarks.methods.tables import GPU_SEARCH, ON_GPU, REAL_SEARCH, SEEDS, TOY_SEARCH
+from benchmarks.methods.tables import GPU_SEARCH, NARROW_SEARCH, ON_GPU, SEEDS, TOY_SEARCH
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
@@ -70,10 +70,10 @@ TABLES = {
     ),
     "smollm2": Table(
         {
-            "facts": Task("facts_smollm2", ("data.eval_examples=60", "evaluation.slots=[0, 3, 7]")),
-            "natural questions": Task("nq_smollm2", ("data.eval_examples=60", "evaluation.slots=[0, 4, 9]")),
+            "key-value retrieval": Task("kv_smollm2", ("data.eval_examples=60",)),
+            "natural questions": Task("nq_smollm2", ("data.eval_examples=60",)),
         },
-        REAL_SEARCH,
+        NARROW_SEARCH,
     ),
     "smollm2_gpu": Table(
         {
