@@ -148,14 +148,14 @@ class StageProgress:
 
 
 @contextmanager
-def show_stage(label: str, total: int, *, done: int, unit: str) -> Iterator[StageProgress]:
+def show_stage(label: str, total: int, *, done: int, unit: str, hint: str) -> Iterator[StageProgress]:
     """Show a progress bar, or lines where there is no terminal, while the body counts.
 
     Args:
-        done: of an earlier run. unit: what is counted, in the singular.
+        done: of an earlier run. unit: what is counted, in the singular. hint: as of `show_progress`.
     """
     stage = StageProgress(done)
-    with _shown(Counted(label, total, done, unit, stage.figures)):
+    with _shown(Counted(label, total, done, unit, stage.figures, hint)):
         yield stage
 
 

@@ -39,6 +39,8 @@ _NAMES = pydantic.TypeAdapter(list[str])
 class LocalExecutor:
     """Runs operators one after the other, and one training worker."""
 
+    stalled_hint = ""
+
     def __init__(self, runtime: Runtime) -> None:
         from transformers.utils import logging
 
@@ -253,7 +255,7 @@ class LocalSession:
         once_storage_answers(lambda: self.checkpoint.upload(folder, f"{_STATE}/{name}"), self.warn)
         shutil.rmtree(folder)
         saved = [*saved_folders(self.checkpoint), name]
-        self.checkpoint.write_json(f"{_STATE}/{_LATEST}", saved[-self.keep :])
+        once_storage_answers(lambda: self.checkpoint.write_json(f"{_STATE}/{_LATEST}", saved[-self.keep :]), self.warn)
         # Last, so that a run that is killed here leaves unused folders and never a list with missing ones.
         for old in saved[: -self.keep]:
             self.checkpoint.remove(f"{_STATE}/{old}")

@@ -64,7 +64,12 @@ class ActorCalls(Protocol):
 
 
 class Executor(Protocol):
-    """Runs the work of stages. `ray` is the product; `local` is one process without Ray. Same results."""
+    """Runs the work of stages. `ray` is the product; `local` is one process without Ray. Same results.
+
+    stalled_hint: where to look if nothing gets finished for long; may be empty.
+    """
+
+    stalled_hint: str
 
     def track(self, spec: ProgressSpec) -> AbstractContextManager[Tracker]:
         """A tracker, whose progress is shown on the terminal while the body runs."""

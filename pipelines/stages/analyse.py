@@ -204,7 +204,8 @@ def _pass(
     if len(missing):  # no model is loaded for no response
         blocks = batches_of(missing, _RESPONSES_PER_BLOCK)
         results = context.executor.map(blocks, operators, label="analysis")
-    with show_stage(label, len(responses), done=len(finished), unit="response") as shown:
+    hint = context.executor.stalled_hint
+    with show_stage(label, len(responses), done=len(finished), unit="response", hint=hint) as shown:
         for part in results:
             parts.append(part)
             shown.update(len(part))

@@ -75,9 +75,10 @@ def predict(stage: Stage, study: Study, context: RunContext, file: str, count: i
     blocks = index_blocks(missing, examples_per_block(len(missing), prompts_per_example, runtime.samplers))
     done = total - len(missing) * prompts_per_example + len(answered)
     if blocks:
+        hint = context.executor.stalled_hint
         # Before the bar: an executor connects at once, and a bar is shown only when there is something to show.
         results = context.executor.map(blocks, operators, label="evaluation")
-        with closing(results), show_stage(stage.name, total, done=done, unit="prompt") as shown:
+        with closing(results), show_stage(stage.name, total, done=done, unit="prompt", hint=hint) as shown:
             for answers in results:
                 new, new_refused = to_predictions(answers), to_refusals(answers)
                 if len(new):

@@ -94,9 +94,10 @@ def _search(stage: Stage, context: RunContext, layers: int) -> list[list[Candida
     examples = stage.inputs["examples"].artifact
     count = count_training(examples, at_most=settings.examples)
     create = functools.partial(ScaledAccuracy, scaled, context.runtime, examples, TRAIN, count, spec)
+    hint = context.executor.stalled_hint
     with (
         context.executor.actors(create, context.runtime.samplers, label="search") as measure,
-        show_stage(stage.name, settings.rounds, done=len(generations), unit="generation") as shown,
+        show_stage(stage.name, settings.rounds, done=len(generations), unit="generation", hint=hint) as shown,
     ):
         while len(generations) < settings.rounds:
             measured = [candidate for generation in generations for candidate in generation]

@@ -24,6 +24,8 @@ from .train import fit
 class RayExecutor:
     """Connects to the cluster of `RAY_ADDRESS`, or starts Ray on this machine, when it is first used."""
 
+    stalled_hint = "`ray status` shows which machines are waited for"
+
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self._messages: Messages | None = None
@@ -42,7 +44,7 @@ class RayExecutor:
         """See `Executor.track`."""
         with ray_session():
             warn_of_unused_cluster_gpus(self.runtime)
-            with track(spec) as tracker:
+            with track(spec, self.stalled_hint) as tracker:
                 yield tracker
 
     def map(

@@ -17,8 +17,6 @@ from .session import driver_node
 
 _READ_SECONDS = 30.0
 
-_STALLED_HINT = "`ray status` shows which machines are waited for"
-
 _GAUGES = {
     "samples_stored": "samples in the store, by outcome",
     "samples_trained": "samples processed by training, over all epochs",
@@ -121,8 +119,8 @@ class RayTracker:
 
 
 @contextmanager
-def track(spec: ProgressSpec) -> Iterator[RayTracker]:
-    """Start the tracker's actor, and show its figures while the body runs."""
+def track(spec: ProgressSpec, hint: str) -> Iterator[RayTracker]:
+    """Start the tracker's actor, and show its figures while the body runs, with a hint if nothing gets finished."""
     # On the driver's node: on a sampler's it would keep that node from ever being idle.
     actor = ray.remote(num_cpus=0, scheduling_strategy=driver_node())(ProgressTrackerActor).remote(spec)
 
@@ -134,5 +132,5 @@ def track(spec: ProgressSpec) -> Iterator[RayTracker]:
             return None  # the run itself reports what is wrong
         return progress
 
-    with show_progress(spec, read, hint=_STALLED_HINT):
+    with show_progress(spec, read, hint=hint):
         yield RayTracker(actor)

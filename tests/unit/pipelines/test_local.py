@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.executors import local
 from pipelines.executors.local import LocalSession, _EventLoop
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.errors import Terminated
+from pos2distill.store import outages
+from pos2distill.store.artifacts import Artifact
 from tests.support.paths import ODD_NAME
 
 
@@ -54,3 +57,29 @@ def test_last_checkpoint_is_copied_only_from_a_remote_storage(
         assert (folder / "state.json").read_text() == "{}"
         assert folder.is_relative_to(scratch) == remote
     assert not list(scratch.iterdir())
+
+
+def test_list_of_saved_states_is_written_once_the_storage_answers(
+    make_recipe: Callable[..., Recipe],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """An outage between the state and the list of states, which names it."""
+    session = object.__new__(LocalSession)  # without samples
+    session.checkpoint, session.keep = make_plan(make_recipe()).distill.artifact, 1
+    monkeypatch.setattr(outages, "_RETRY_SECONDS", 0.0)
+    failures = iter([ConnectionError("no route to host")])
+    write_json = Artifact.write_json
+
+    def failing_once(artifact: Artifact, path: str, content: object) -> None:
+        for failure in failures:
+            raise failure
+        write_json(artifact, path, content)
+
+    monkeypatch.setattr(Artifact, "write_json", failing_once)
+    saved = tmp_path / "state"
+    saved.mkdir()
+    session.save_checkpoint(3, saved)
+    assert [name[:8] for name in local.saved_folders(session.checkpoint)] == ["00000003"]
+    assert "no route to host; workers wait until the storage answers" in capsys.readouterr().err

@@ -200,10 +200,20 @@ def test_lines_of_a_stage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     ]
 
 
+def test_show_stage_hints_at_what_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("LINE_SECONDS", "STALLED_SECONDS"):
+        monkeypatch.setattr(progress, name, -1.0)
+    with show_stage("evaluate base", 4, done=0, unit="prompt", hint="look there"):
+        pass
+    assert capsys.readouterr().err.endswith("0 s so far; look there\n")
+
+
 def test_show_stage_is_silent_if_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
     for quiet, lines in (("0", 1), ("1", 0)):
         monkeypatch.setenv("POS2DISTILL_QUIET", quiet)
-        with show_stage("evaluate base", 4, done=0, unit="prompt") as stage:
+        with show_stage("evaluate base", 4, done=0, unit="prompt", hint="") as stage:
             stage.update(4)
         assert len(capsys.readouterr().err.splitlines()) == lines
