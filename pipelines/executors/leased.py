@@ -23,6 +23,7 @@ class LeasedExecutor:
     def __init__(self, executor: Executor, lease: Lease) -> None:
         self.executor = executor
         self.lease = lease
+        self.stalled_hint = executor.stalled_hint
 
     @contextmanager
     def track(self, spec: ProgressSpec) -> Iterator[Tracker]:
