@@ -13,6 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill import hardware
 from pos2distill.config import Study
+from pos2distill.config.training import STATE_BYTES
 from pos2distill.environment import names_cluster
 from pos2distill.errors import UserError, warn
 from pos2distill.faults import reason
@@ -23,8 +24,6 @@ from .pending_run import PendingRun
 from .setting_warnings import warn_of_unused_local_gpus
 
 _CONNECT_SECONDS = 8.0  # with all else that a refusal takes, less than 10
-
-_STATE_BYTES = 12  # of one trained parameter: its value and two moments of Adam, in float32
 _GIB = 1 << 30
 
 
@@ -170,7 +169,7 @@ def check_temporary_space(run: PendingRun) -> None:
 
 def _state_bytes(study: Study) -> int:
     # With adapters, only they have a state.
-    return 0 if study.training.lora else count_parameters(study.model) * _STATE_BYTES
+    return 0 if study.training.lora else count_parameters(study.model) * STATE_BYTES
 
 
 def _existing(path: str) -> str:

@@ -6,6 +6,9 @@ from pydantic import Field, model_validator
 
 from pos2distill.config.base import Precision, Section
 
+# Of a training state, per trained parameter: its fp32 weight and AdamW's two moments (training/state.py).
+STATE_BYTES = 12
+
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 

@@ -13,7 +13,6 @@ from cluster.sizing import (
     GPU_RESERVE,
     KNOWN_PARAMETERS,
     KNOWN_SHAPES,
-    STATE_BYTES,
     hidden_state_bytes,
     node_disks,
     sharded_bytes,
@@ -21,8 +20,8 @@ from cluster.sizing import (
 from cluster.spec import load_cluster
 from cluster.spec_warnings import spec_warnings
 from pos2distill.config.load import load_recipe, recipe_names
+from pos2distill.config.training import STATE_BYTES
 from pos2distill.errors import UserError
-from pos2distill.training.state import _VALUE_BYTES, KINDS
 
 ROOT = Path(__file__).parents[3]
 DATA = "data.path=gs://bucket/nq.jsonl.gz"
@@ -34,10 +33,6 @@ def test_machines_with_a_known_number_of_gpus_have_a_known_memory_and_the_revers
     known = {machine: [prefix for prefix in GPU_MEMORY_GB if machine.startswith(prefix)] for machine in INSTANCE_GPUS}
     assert [machine for machine, prefixes in known.items() if len(prefixes) != 1] == []
     assert {prefix for prefixes in known.values() for prefix in prefixes} == set(GPU_MEMORY_GB)
-
-
-def test_state_bytes_are_those_of_a_checkpoint() -> None:
-    assert len(KINDS) * _VALUE_BYTES == STATE_BYTES
 
 
 def test_gpu_bytes_are_those_of_zero3() -> None:
