@@ -119,7 +119,7 @@ PROMPT_SCHEMA = pa.schema(
 #   random teacher slot), the teacher's.
 #   sampled_ids, text: as generated; response_ids, truncated_text: what of it is kept, closed by the end-of-turn token.
 #   The texts begin with the `<think>` that the chat template may have written, which is not among the ids.
-#   prompt_tokens, answer_tokens: their numbers, of which a server may tell none (null).
+#   prompt_tokens, answer_tokens: their numbers, null if the server does not report them.
 #   correct: by the data set's metric; f1: of the part of the text that the metric compares.
 #   outcome: "kept", or the reason why not ("wrong", "empty", "failed"; where a model on a server is evaluated also
 #   "refused": the prompt, for its content; "unanswered": the server did not answer, and may later). error: what

@@ -1,4 +1,4 @@
-"""The distillation method of a study: an entry of the table in `methods`, and its settings."""
+"""The distillation method of a study: an entry of the table in `method_table`, and its settings."""
 
 from collections.abc import Mapping
 from typing import Any, Literal

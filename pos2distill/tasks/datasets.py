@@ -61,7 +61,7 @@ def load_split(data: DataSection, *, documents: int, seed: int, eval_seed: int |
         UserError: naming file, record and field, or the side that has too few examples.
     """
     seeds: dict[Side, int] = {"train": seed, "eval": seed if eval_seed is None else eval_seed}
-    selection = _Selection(data, seeds)
+    selection = _ExampleSelection(data, seeds)
     for location, example in _located_examples(data, documents):
         selection.add(example, location)
     selection.check_any_usable()
@@ -76,7 +76,7 @@ def load_split(data: DataSection, *, documents: int, seed: int, eval_seed: int |
 
 
 @dataclass(slots=True)
-class _Selection:
+class _ExampleSelection:
     """The examples chosen so far, by side, and the counts of records.
 
     ranked: of each side, a heap with at most as many entries as examples are needed; each is (-rank, id, offset in the

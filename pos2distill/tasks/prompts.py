@@ -232,10 +232,12 @@ class PromptBuilder:
         return ids
 
     def _chat(self, example: Example, shown: Sequence[Document]) -> str:
-        return self._in_chat({each.role: each.text for each in _to_messages(self.template, example.question, shown)})
+        return self._render_chat(
+            {each.role: each.text for each in _to_messages(self.template, example.question, shown)}
+        )
 
-    def _in_chat(self, texts: Mapping[str, str]) -> str:
-        """The token ids of a chat with these messages. texts: of the messages by role."""
+    def _render_chat(self, texts: Mapping[str, str]) -> str:
+        """The text of these messages in the model's chat template. texts: text of each message, by role."""
         messages = [{"role": role, "content": text} for role, text in texts.items()]
         return str(
             self.tokenizer.apply_chat_template(
@@ -250,7 +252,7 @@ class PromptBuilder:
         """
         probe = "pos2distill-probe"  # which no chat template contains
         texts = {role: probe if DOCUMENTS in text else text for role, text in raw_messages(self.template).items()}
-        before, _, after = self._in_chat(texts).partition(probe)
+        before, _, after = self._render_chat(texts).partition(probe)
         return before, after
 
     def locate(self, example: Example, documents: int, slots: Slots) -> tuple[Tokens, npt.NDArray[np.int32]]:
