@@ -13,7 +13,7 @@ from pos2distill.config.load import RECIPES, find_yaml, load_recipe, recipe_name
 from pos2distill.config.model import looks_like_hub_name
 from pos2distill.config.overrides import override_value
 from pos2distill.errors import UserError, did_you_mean
-from pos2distill.placement import JOB_DASHBOARD_VARIABLE, TASK_CPUS, TRAINING
+from pos2distill.node_pools import JOB_DASHBOARD_VARIABLE, TASK_CPUS, TRAINING
 from pos2distill.secrets import looks_secret
 
 from .nodes import NodeGroup

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from pos2distill.config.load import load_recipe
-from pos2distill.placement import POOLS_LABEL, SAMPLING, TRAINING, Pool
+from pos2distill.node_pools import POOLS_LABEL, SAMPLING, TRAINING, Pool
 
 from .entrypoint import make_entrypoint, overridden_storage, trains
 from .names import ELASTIC_ANNOTATION, GROUP_LABEL, MARKET_LABEL, NODE_TYPE_LABEL, QUEUE_LABEL

@@ -33,7 +33,7 @@ from pos2distill.errors import (
 )
 from pos2distill.faults import describe as describe_fault
 from pos2distill.faults import is_transient
-from pos2distill.placement import GATE_FAILED, JOB_DASHBOARD_VARIABLE, NOT_RETRIED
+from pos2distill.node_pools import GATE_FAILED, JOB_DASHBOARD_VARIABLE, NOT_RETRIED
 from pos2distill.secrets import mask_secrets
 from pos2distill.startup import is_interrupt, silent_interrupts
 

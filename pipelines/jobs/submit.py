@@ -28,7 +28,7 @@ from pos2distill.config.load import RECIPES, find_yaml, is_built_in, load_recipe
 from pos2distill.config.model import ModelSection
 from pos2distill.environment import ignore_ray_addresses, sends_ray_token
 from pos2distill.errors import ExitCode, UserError, status_name
-from pos2distill.placement import RAY_VARIABLES
+from pos2distill.node_pools import RAY_VARIABLES
 from pos2distill.secrets import looks_secret
 
 from .bundle import PROJECT, TAKEN, is_packed, pack, packed_files
