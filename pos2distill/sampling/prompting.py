@@ -145,7 +145,7 @@ def _build_prompt(
             example,
             spec.documents_of(example),
             placement.slots,
-            order=order,
+            distractor_order=order,
             slot_of_rank=spec.slot_of_rank,
         )
     except PromptTooLong as too_long:

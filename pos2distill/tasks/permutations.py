@@ -9,7 +9,6 @@ from typing import Literal
 import numpy as np
 
 from pos2distill.config import Study
-from pos2distill.config.method import DistractorOrder
 from pos2distill.randomness import derive_generator
 from pos2distill.records import Document, Example, Slots
 
@@ -35,17 +34,17 @@ def arrange(
     documents: int,
     slots: Slots,
     *,
-    order: DistractorOrder | int = "fixed",
+    distractor_order: int | Literal["reshuffled"] = 0,
     seed: int = 0,
     slot_of_rank: Slots = (),
 ) -> tuple[Document, ...]:
     """The example's documents with its gold ones at `slots` and the first distractors at the other slots.
 
     Args:
-        documents: how many to show; 0: none, not even the gold ones. slots: of the gold documents, in hop order;
-        distinct.
-        order: `fixed` keeps the data set's order of distractors (paper); `reshuffled` draws one for each
-            (seed, example, slots) (authors' code); a number is that of an evaluation's order (`numbered_order`).
+        documents: how many to show; 0: none, not even the gold ones.
+        slots: slots of the gold documents, in hop order; distinct.
+        distractor_order: 0: the data set's order (paper); another number: that order of an evaluation
+            (`numbered_order`); `reshuffled`: an order drawn for each (seed, example, slots) (authors' code).
         slot_of_rank: if given, a reordering of what the other arguments arrange: the document of rank r (from 0) is
             shown at slot_of_rank[r].
     """
@@ -60,11 +59,12 @@ def arrange(
             f"{example.example_id}: {len(golds)} gold documents and {len(others)} others cannot make "
             f"{documents} documents with the gold ones at slots {list(slots)}"
         )
-    if order == "reshuffled":
+    if distractor_order == "reshuffled":
         shuffle = derive_generator(seed, "reshuffle", example.example_id, *slots).permutation(len(others))
         others = [others[index] for index in shuffle]
-    elif isinstance(order, int):
-        others = [others[index] for index in numbered_order(order, len(others), example.example_id, slots)]
+    elif distractor_order:
+        order = numbered_order(distractor_order, len(others), example.example_id, slots)
+        others = [others[index] for index in order]
     gold_at = dict(zip(slots, golds, strict=True))
     remaining = iter(others)
     arranged = []

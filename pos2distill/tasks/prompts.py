@@ -5,14 +5,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from pos2distill.config import Study, TemplateSection
 from pos2distill.config.data import PromptStyle
-from pos2distill.config.method import DistractorOrder
 from pos2distill.config.template import DOCUMENTS
 from pos2distill.errors import UserError
 from pos2distill.records import Document, Example, Slots, Tokens
@@ -207,7 +206,7 @@ class PromptBuilder:
         documents: int,
         slots: Slots,
         *,
-        order: DistractorOrder | int = "fixed",
+        distractor_order: int | Literal["reshuffled"] = 0,
         seed: int = 0,
         slot_of_rank: Slots = (),
     ) -> Tokens:
@@ -216,12 +215,14 @@ class PromptBuilder:
         Args:
             documents: in the prompt; 0: the question alone.
             slots: of the gold documents, 0-based, in hop order.
-            order, slot_of_rank: see `arrange`.
+            distractor_order, slot_of_rank: see `arrange`.
         Raises:
             PromptTooLong: if prompt and response do not fit the model's context.
         """
         # The template's text already holds its special tokens, so none may be added around it.
-        shown = arrange(example, documents, slots, order=order, seed=seed, slot_of_rank=slot_of_rank)
+        shown = arrange(
+            example, documents, slots, distractor_order=distractor_order, seed=seed, slot_of_rank=slot_of_rank
+        )
         ids = self.encode(self._chat(example, shown))
         if len(ids) + self.reserve > self.max_length:
             raise PromptTooLong(
@@ -314,19 +315,21 @@ class MessageBuilder:
         documents: int,
         slots: Slots,
         *,
-        order: DistractorOrder | int = "fixed",
+        distractor_order: int | Literal["reshuffled"] = 0,
         seed: int = 0,
         slot_of_rank: Slots = (),
     ) -> Messages:
         """The messages.
 
         Args:
-            documents, slots, order, seed, slot_of_rank: as of `PromptBuilder`.
+            documents, slots, distractor_order, seed, slot_of_rank: as in `PromptBuilder`.
         Raises:
             PromptTooLong: if even a token for each word would not fit the context. A prompt that is slightly too long
                 is for the server to refuse.
         """
-        shown = arrange(example, documents, slots, order=order, seed=seed, slot_of_rank=slot_of_rank)
+        shown = arrange(
+            example, documents, slots, distractor_order=distractor_order, seed=seed, slot_of_rank=slot_of_rank
+        )
         parts = _to_messages(self.template, example.question, shown)
         messages = [{"role": each.role, "content": each.text} for each in parts]
         tokens = fewest_tokens(joined_text(messages))

@@ -39,5 +39,5 @@ class PromptText:
             parts.documents,
             parts.slots,
             slot_of_rank=parts.slot_of_rank,
-            order=parts.distractor_order,
+            distractor_order=parts.distractor_order,
         )
