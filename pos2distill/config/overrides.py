@@ -80,5 +80,10 @@ def set_value(raw: dict[str, Any], dotted: str, value: Any, prefix: str = "") ->
 
 def _require_section(value: Any, section: str, shown: str) -> None:
     if not isinstance(value, dict):
-        kind = "null" if value is None else "a list" if isinstance(value, list) else "a single value"
+        if value is None:
+            kind = "null"
+        elif isinstance(value, list):
+            kind = "a list"
+        else:
+            kind = "a single value"
         raise UserError(f"{shown}: '{section}' is {kind} and has no fields")
