@@ -136,7 +136,7 @@ def _paths(recipe: Recipe, *, with_storage: bool) -> dict[str, str]:
     if with_storage:
         paths["runtime.storage"] = recipe.storage
     model = recipe.study.model
-    if not (model.is_served_name or looks_like_hub_name(model.path)):
+    if not (model.uses_chat_api or looks_like_hub_name(model.path)):
         paths["model.path"] = model.path
     for name, other in recipe.other_tasks.items():
         path = Path(other.data.path)
@@ -149,7 +149,7 @@ def _paths(recipe: Recipe, *, with_storage: bool) -> dict[str, str]:
 def _check_hub(spec: ClusterSpec, recipe: Recipe) -> None:
     """A model of the hub must be downloaded, unless a cache may hold it already."""
     model = recipe.study.model
-    if model.is_served_name or not looks_like_hub_name(model.path) or spec.pods.model_cache:
+    if model.uses_chat_api or not looks_like_hub_name(model.path) or spec.pods.model_cache:
         return
     problem = missing_route(spec.network, spec.pods, f"hf://{model.path}")
     if problem:

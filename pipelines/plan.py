@@ -373,6 +373,7 @@ def with_canonical_slot(study: Study) -> Study:
     for name in ("first", "last"):
         raw["advantageous_slot"] = name
         candidate = replace_section(study, method=type(study.method).model_validate(raw))
-        if all(candidate.advantageous(hops) == study.advantageous(hops) for hops in study.data.hops):
+        candidate_slots = [candidate.fixed_advantageous_slots(hops) for hops in study.data.hops]
+        if candidate_slots == [study.fixed_advantageous_slots(hops) for hops in study.data.hops]:
             return candidate
     return study

@@ -162,7 +162,7 @@ def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
 
 def _is_folder(model: ModelSection, written: str) -> bool:
     """Whether a model's path, as it was written, means a folder, and not a name on the hub or on a server."""
-    if model.is_served_name:
+    if model.uses_chat_api:
         return False
     # `load_recipe` makes the path of a folder absolute. One of the project is found by the job, wherever this runs.
     return Path(model.path).is_absolute() or (PROJECT / written).exists() or written.startswith(".")

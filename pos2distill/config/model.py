@@ -58,6 +58,6 @@ class ModelSection(Section):
     trust_remote_code: bool = False
 
     @property
-    def is_served_name(self) -> bool:
-        """Whether `path` is a name on a server, and this machine has no file of the model."""
+    def uses_chat_api(self) -> bool:
+        """Whether a server applies the chat template: `path` is a name there, and this machine has no file of it."""
         return self.engine == "openai" and self.api == "chat"

@@ -51,7 +51,7 @@ def with_commit(model: ModelSection, digest: str) -> ModelSection:
 
     What `main` names may change while a study runs, and processes that start later would load another model.
     """
-    if model.is_served_name or not is_hub_name(model.path):
+    if model.uses_chat_api or not is_hub_name(model.path):
         return model
     return model.model_copy(update={"revision": digest.rpartition("@")[2]})
 
@@ -69,7 +69,7 @@ def model_digest(model: ModelSection) -> str:
     Raises:
         UserError: if there is no such folder, URL or hub model.
     """
-    if model.is_served_name:
+    if model.uses_chat_api:
         return f"served: {model.path}"
     if is_hub_name(model.path):
         return f"{model.path}@{Path(_hub_snapshot(model, ['config.json'])).name}"

@@ -94,7 +94,7 @@ def advantageous_slots(study: Study, example: Example) -> Slots:
     """The advantageous slots of an example; if they are `random`, one of all placements, drawn by its id."""
     if study.method.advantageous_slot == "random":
         return _draw_slots(study, example, "advantageous slot")
-    return study.advantageous(len(example.golds))
+    return study.fixed_advantageous_slots(len(example.golds))
 
 
 def teacher_slots(study: Study, example: Example) -> Slots:

@@ -80,7 +80,7 @@ def test_choose_slot_takes_the_best_measured_slot(swept: Recipe) -> None:
     assert details["ci95"][0] <= details["accuracy"] <= details["ci95"][1]
     plan = make_plan(cell)
     assert plan.choose_slot is not None
-    assert with_measured(plan.study, plan.measured).advantageous(2) == best
+    assert with_measured(plan.study, plan.measured).fixed_advantageous_slots(2) == best
     sampled = pq.read_table(f"{artifact_of(cell, 'sample').path}/parts", columns=["slots"])["slots"].to_pylist()
     assert {tuple(slots) for slots in sampled} == {best}
 

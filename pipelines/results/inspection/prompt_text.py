@@ -17,7 +17,7 @@ class PromptText:
 
     def __init__(self, study: Study) -> None:
         self.builder: MessageBuilder | PromptBuilder
-        if study.model.is_served_name:
+        if study.model.uses_chat_api:
             self.builder = MessageBuilder(study.data.wording, max_length=None, reserve=0)
             return
         # Imported where needed: transformers takes seconds to import.

@@ -52,7 +52,8 @@ def test_study_defaults_are_those_of_the_paper(load: Callable[..., Recipe]) -> N
     assert (training.warmup_ratio, training.min_lr_ratio, training.max_grad_norm) == (0.05, 0.1, 1.0)
     assert (training.global_batch_rows, training.epochs, training.precision) == (32, 2, "bfloat16")
     assert (study.method.k, study.method.anchor_weight, study.method.weights) == (4, 1.0, "paper")
-    assert (study.method.distractor_order, study.advantageous(1), study.sampling.temperature) == ("fixed", (0,), 0.0)
+    assert (study.method.distractor_order, study.sampling.temperature) == ("fixed", 0.0)
+    assert study.fixed_advantageous_slots(1) == (0,)
     assert (study.data.documents, study.data.train_examples) == (20, 300)
 
 
@@ -63,7 +64,7 @@ def test_load_recipe_accepts_every_built_in_recipe() -> None:
 
 
 def test_study_advantageous_last_depends_on_documents(load: Callable[..., Recipe]) -> None:
-    assert load("method.advantageous_slot=last", "data.documents=7").study.advantageous(1) == (6,)
+    assert load("method.advantageous_slot=last", "data.documents=7").study.fixed_advantageous_slots(1) == (6,)
 
 
 @pytest.mark.parametrize(
@@ -632,14 +633,14 @@ def test_study_advantageous_depends_on_hops(
     load: Callable[..., Recipe], slot: str, hops: int, slots: tuple[int, ...]
 ) -> None:
     recipe = load("data.format=jsonl", f"data.hops=[{hops}]", f"method.advantageous_slot={slot}")
-    assert recipe.study.advantageous(hops) == slots
+    assert recipe.study.fixed_advantageous_slots(hops) == slots
 
 
 def test_study_advantageous_auto_raises(load: Callable[..., Recipe]) -> None:
     with pytest.raises(ValueError, match="the advantageous slot is 'auto'"):
-        load("method.advantageous_slot=auto").study.advantageous(1)
+        load("method.advantageous_slot=auto").study.fixed_advantageous_slots(1)
     with pytest.raises(ValueError, match="the advantageous slot is 'random'"):
-        load("method.advantageous_slot=random").study.advantageous(1)
+        load("method.advantageous_slot=random").study.fixed_advantageous_slots(1)
 
 
 def test_study_several_numbers_of_hops_require_pairs(load: Callable[..., Recipe]) -> None:
