@@ -9,9 +9,11 @@ from fractions import Fraction
 from pathlib import Path, PurePosixPath
 
 from pos2distill.config import PoolSection, Recipe, TrainersSection
-from pos2distill.config.load import RECIPES, find_yaml, load_recipe, recipe_names, sweep_cells
+from pos2distill.config.load import load_recipe
 from pos2distill.config.model import looks_like_hub_name
 from pos2distill.config.overrides import override_value
+from pos2distill.config.read import RECIPES, find_yaml, recipe_names
+from pos2distill.config.sweep import sweep_cells
 from pos2distill.errors import UserError, did_you_mean
 from pos2distill.node_pools import JOB_DASHBOARD_VARIABLE, TASK_CPUS, TRAINING
 from pos2distill.secrets import looks_secret

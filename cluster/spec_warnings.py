@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from pos2distill.config import Recipe
-from pos2distill.config.load import load_recipe, sweep_cells
+from pos2distill.config.load import load_recipe
+from pos2distill.config.sweep import sweep_cells
 
 from .entrypoint import actors_per_node, overridden_storage, trains
 from .names import ENDPOINTS

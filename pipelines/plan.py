@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pos2distill.config import Recipe, Study, fingerprint
-from pos2distill.config.restrict import replace_section, validate_evaluated
+from pos2distill.config.load import validate_evaluated
+from pos2distill.config.restrict import replace_section
 from pos2distill.errors import UserError
 from pos2distill.models.files import model_digest, with_commit
 from pos2distill.tasks.readers import file_digest

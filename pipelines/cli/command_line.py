@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pos2distill.config import Recipe
-from pos2distill.config.load import load_recipe, recipe_names
+from pos2distill.config.load import load_recipe
+from pos2distill.config.read import recipe_names
 from pos2distill.environment import skip_expected_ray_messages, use_ray_token
 from pos2distill.errors import (
     ExitCode,

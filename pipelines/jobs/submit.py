@@ -24,8 +24,10 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobSubmissionClient
 from urllib3.exceptions import NewConnectionError
 
-from pos2distill.config.load import RECIPES, find_yaml, is_built_in, load_recipe, recipe_names, sweep_cells
+from pos2distill.config.load import load_recipe
 from pos2distill.config.model import ModelSection
+from pos2distill.config.read import RECIPES, find_yaml, is_built_in, recipe_names
+from pos2distill.config.sweep import sweep_cells
 from pos2distill.environment import ignore_ray_addresses, sends_ray_token
 from pos2distill.errors import ExitCode, UserError, status_name
 from pos2distill.node_pools import RAY_VARIABLES

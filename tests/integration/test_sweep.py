@@ -12,7 +12,8 @@ from pipelines.commands import run_study
 from pipelines.plan import make_plan
 from pipelines.stages.measured import with_measured
 from pos2distill.config import Recipe
-from pos2distill.config.load import load_recipe, sweep_cells
+from pos2distill.config.load import load_recipe
+from pos2distill.config.sweep import sweep_cells
 from pos2distill.records import Slots
 from tests.support.results import artifact_of
 from tests.support.toy import LOCAL

@@ -17,7 +17,7 @@ from cluster import rayjob
 from cluster.render import render
 from cluster.spec import load_cluster
 from pipelines.cli import command_line
-from pos2distill.config.load import RECIPES
+from pos2distill.config.read import RECIPES
 from pos2distill.errors import UserError
 from pos2distill.node_pools import DEADLINE_PASSED, GATE_FAILED, NOT_RETRIED, RAY_VARIABLES
 from scripts.render_presets import PRESETS, RENDERED

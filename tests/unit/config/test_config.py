@@ -1,3 +1,4 @@
+import copy
 import math
 import pickle
 import re
@@ -22,9 +23,11 @@ from pos2distill.config import (
     TrainingSection,
     fingerprint,
 )
-from pos2distill.config.load import load_recipe, recipe_names, sweep_cells
+from pos2distill.config.load import load_recipe, make_recipe
 from pos2distill.config.method_table import MethodName
 from pos2distill.config.paths import project_root
+from pos2distill.config.read import recipe_names
+from pos2distill.config.sweep import sweep_cells
 from pos2distill.errors import UserError
 
 MINIMAL: dict[str, Any] = {
@@ -55,6 +58,13 @@ def test_study_defaults_are_those_of_the_paper(load: Callable[..., Recipe]) -> N
     assert (study.method.distractor_order, study.sampling.temperature) == ("fixed", 0.0)
     assert study.fixed_advantageous_slots(1) == (0,)
     assert (study.data.documents, study.data.train_examples) == (20, 300)
+
+
+def test_make_recipe_does_not_change_its_argument() -> None:
+    sections = copy.deepcopy(MINIMAL)
+    recipe = make_recipe(sections, ["model.path=other", "data.path=x.jsonl", "sweep.seed=[0, 1]"])
+    assert (recipe.study.model.path, recipe.storage) == ("other", str(Path("runs/small").absolute()))
+    assert sections == MINIMAL
 
 
 def test_load_recipe_accepts_every_built_in_recipe() -> None:
