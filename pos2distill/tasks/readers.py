@@ -67,7 +67,7 @@ def read_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
     that they have in common.
 
     Args:
-        url: of a file, or with `*` the pattern of several, which are read in the order of their names.
+        url: URL of a file, or with `*` the pattern of several, which are read in the order of their names.
     Raises:
         UserError: a missing file, broken compression, bytes that are not UTF-8, a record that is not one JSON object.
     """
@@ -112,7 +112,7 @@ def _file_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 f"{url}: is not a {kind} file despite its name ({error}); rename or fetch it again"
             ) from None
         except lzma.LZMAError as error:
-            raise UserError(f"{url}: is no whole xz file ({error}); rename or fetch it again") from None
+            raise UserError(f"{url}: is not a complete xz file ({error}); rename or fetch it again") from None
         except (EOFError, zlib.error) as error:
             where = f"after {location}" if location else "before its first record"
             ending = url.rpartition(".")[2]
@@ -121,7 +121,7 @@ def _file_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
         except OSError as error:
             if "Invalid data stream" not in str(error):  # bz2 has no exception of its own
                 raise
-            raise UserError(f"{url}: is no whole bz2 file ({error}); rename or fetch it again") from None
+            raise UserError(f"{url}: is not a complete bz2 file ({error}); rename or fetch it again") from None
 
 
 def file_digest(url: str) -> str:
