@@ -50,8 +50,8 @@ class ModelSection(Section):
     chat_template_kwargs: Options = Field(
         HashableMapping(),
         exclude_if=lambda kwargs: not kwargs,
-        description="further variables of the chat template, such as {enable_thinking: false}; of api chat sent to the "
-        "server, which must know the field (vLLM, SGLang)",
+        description="further variables of the chat template, such as {enable_thinking: false}; with api chat, they are "
+        "sent to the server, which must know the field (vLLM, SGLang)",
     )
     max_length: int | None = Field(None, gt=0, description="context in tokens; default: from the model's config")
     rope_scales: tuple[float, ...] = Field((), description="filled in from inference.scales")
