@@ -9,7 +9,7 @@ import ssl
 import urllib.error
 from collections.abc import Mapping
 
-# Packages whose exceptions say that a remote storage refused or could not be reached. Most of them are no OSError:
+# Packages whose exceptions say that a remote storage refused or could not be reached. Most of them are not OSErrors:
 # s3fs 2026.9 passes on botocore's, gcsfs 2026.10 google.auth's, both aiohttp's; huggingface_hub 2.4 httpx2's.
 _REMOTE_PACKAGES = ("botocore", "aiobotocore", "gcsfs", "google", "aiohttp", "httpx", "httpx2", "httpcore", "requests")
 

@@ -88,7 +88,7 @@ def _address(url: str) -> str | None:
     """The address of a server whose package would try for a minute or more to reach it; else None.
 
     Raises:
-        UserError: if AWS_ENDPOINT_URL is no URL.
+        UserError: if AWS_ENDPOINT_URL is not a URL.
     """
     protocol = url.partition("://")[0]
     # gcsfs 2026.10 retries for 50 s; botocore waits 60 s for a connection, several times.

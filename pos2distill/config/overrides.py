@@ -38,7 +38,7 @@ def apply_override(raw: dict[str, Any], override: str, *, prefix: str = "") -> s
     """Set one value in a raw mapping of sections. Returns its dotted name.
 
     Args:
-        prefix: of the name as it was typed, for errors.
+        prefix: what stood before the name as it was typed, for errors.
     """
     dotted, text = split_override(override)
     if text is None or any(not part or part != part.strip() for part in dotted.split(".")):

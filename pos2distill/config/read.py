@@ -23,7 +23,7 @@ RECIPES = project_root() / "pipelines" / "recipes"
 class RawRecipe:
     """The sections of a recipe before they are validated.
 
-    raw: with the overrides, and with absolute paths.
+    raw: the sections with the overrides and with absolute paths.
     source: where the sections are from, for errors.
     overridden: dotted names of the settings that the command line sets.
     without_overrides: the sections as the source has them.

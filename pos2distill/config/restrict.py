@@ -27,7 +27,7 @@ def restrict(study: Study, fields: Collection[str]) -> RestrictedStudy:
     Args:
         fields: dotted names, for example `seed`, `data.prompt`, `training.lora`, or a whole section as `data`.
     Raises:
-        KeyError: for a name that is no setting.
+        KeyError: for a name that is not a setting.
     """
     for name in fields:
         _check_name(name)

@@ -24,7 +24,8 @@ from pos2distill.evaluation.statistics import Floats, questions_needed
 class Gate:
     """Limits in percentage points; None: not checked.
 
-    gap_above: of the GAP. mean_below: of the mean accuracy. drop_above: of the mean, below that of a baseline run.
+    gap_above: limit of the GAP. mean_below: limit of the mean accuracy.
+    drop_above: limit of the drop of the mean below that of a baseline run.
     """
 
     gap_above: float | None = None
@@ -70,8 +71,8 @@ def check_gate(
     """Compare a model with its limits.
 
     Args:
-        curve: of the grid. baseline: the grid of the run that `drop_above` compares with.
-        bootstrap_samples, seed: of the intervals.
+        curve: the curve of the grid. baseline: the grid of the run that `drop_above` compares with.
+        bootstrap_samples, seed: settings of the intervals.
     Returns: for each limit that it passes.
     Raises:
         GateError: naming the first limit that is exceeded; or if hardly any answer is right, since then the GAP means

@@ -81,8 +81,9 @@ def slot_of_rank(slots: Sequence[int], accuracy: Sequence[float], measured: int,
 
     Args:
         slots, accuracy: the model's accuracy at some slots, in the order of slots. Those between are interpolated.
-        measured: documents of the prompts that it was measured with; documents: of the prompts to arrange. Slots of
-            other lengths correspond by their relative position, the first to the first and the last to the last.
+        measured: number of documents of the prompts that it was measured with.
+        documents: number of documents of the prompts to arrange. Slots of other lengths correspond by their relative
+            position, the first to the first and the last to the last.
     Returns: the slot of each rank. The first of equally good slots comes first.
     """
     relative = np.asarray(slots) / (measured - 1)
@@ -215,7 +216,7 @@ def candidate_placements(documents: int, hops: int, slots: Literal["all"] | int)
     """The placements to try for the advantageous slots: gold documents in adjacent slots in hop order, as in the paper.
 
     Args:
-        slots: of the first gold document: `all`, or a number spread evenly from first to last.
+        slots: slots of the first gold document: `all`, or a number spread evenly from first to last.
     """
     last = documents - hops
     starts = _spread(0, last, last + 1 if slots == "all" else min(slots, last + 1))

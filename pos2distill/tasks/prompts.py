@@ -167,8 +167,8 @@ class PromptBuilder:
     """Builds the prompt of an example with its gold documents at any slots.
 
     Args:
-        tokenizer: with a chat template.
-        wording: around the documents.
+        tokenizer: a tokenizer with a chat template.
+        wording: the text around the documents.
         chat_template_kwargs: `model.chat_template_kwargs`.
         max_length: the model's context in tokens.
         reserve: tokens kept free for the response.
@@ -196,7 +196,7 @@ class PromptBuilder:
     def of_study(
         cls, study: Study, tokenizer: "PreTrainedTokenizerBase", *, max_length: int, reserve: int
     ) -> "PromptBuilder":
-        """The builder of a study's prompts. Args: as of the class; tokenizer: of the study's model."""
+        """The builder of a study's prompts. Args: as in the class; tokenizer: that of the study's model."""
         kwargs = study.model.chat_template_kwargs
         return cls(tokenizer, study.data.wording, max_length=max_length, reserve=reserve, chat_template_kwargs=kwargs)
 
@@ -213,8 +213,8 @@ class PromptBuilder:
         """Token ids of the chat prompt, up to and including the start of the assistant's turn.
 
         Args:
-            documents: in the prompt; 0: the question alone.
-            slots: of the gold documents, 0-based, in hop order.
+            documents: number of documents in the prompt; 0: the question alone.
+            slots: slots of the gold documents, 0-based, in hop order.
             distractor_order, slot_of_rank: see `arrange`.
         Raises:
             PromptTooLong: if prompt and response do not fit the model's context.
@@ -300,7 +300,7 @@ class MessageBuilder:
     """Builds the messages of an example, for a server that applies the chat template itself.
 
     Args:
-        wording, reserve: as of `PromptBuilder`.
+        wording, reserve: as in `PromptBuilder`.
         max_length: the model's context in tokens; None if it is not known.
     """
 

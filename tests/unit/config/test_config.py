@@ -817,7 +817,9 @@ def test_sweep_cells_keep_the_settings_of_inference_methods(load: Callable[..., 
     """But for scales, which two methods have. Within a section too."""
     recipe = load(
         "sweep={inference: [{method: none}, {method: lpes, search: {examples: 40}}, {method: ms_poe}]}",
-        *("inference.search.generations=3", "inference.ms_poe.largest=1.5", "model.engine=hf"),
+        "inference.search.generations=3",
+        "inference.ms_poe.largest=1.5",
+        "model.engine=hf",
     )
     inference = [cell.study.inference for _, cell in sweep_cells(recipe)]
     assert [(each.search.generations, each.ms_poe.largest) for each in inference] == [(3, 1.5)] * 3
