@@ -9,10 +9,11 @@ from fractions import Fraction
 from pathlib import Path, PurePosixPath
 
 from pos2distill.config import PoolSection, Recipe, TrainersSection
-from pos2distill.config.load import recipe_names, sweep_cells
 from pos2distill.config.model import looks_like_hub_name
+from pos2distill.config.read import recipe_names
+from pos2distill.config.sweep import sweep_cells
 from pos2distill.errors import UserError, did_you_mean
-from pos2distill.placement import JOB_DASHBOARD_VARIABLE, TASK_CPUS, TRAINING
+from pos2distill.node_pools import JOB_DASHBOARD_VARIABLE, TASK_CPUS, TRAINING
 
 from .job_command import JobCommand, overridden_storage
 from .nodes import NodeGroup
@@ -97,7 +98,7 @@ def _paths(recipe: Recipe, *, with_storage: bool) -> dict[str, str]:
     if with_storage:
         paths["runtime.storage"] = recipe.storage
     model = recipe.study.model
-    if not (model.is_served_name or looks_like_hub_name(model.path)):
+    if not (model.uses_chat_api or looks_like_hub_name(model.path)):
         paths["model.path"] = model.path
     for name, other in recipe.other_tasks.items():
         path = Path(other.data.path)
@@ -110,7 +111,7 @@ def _paths(recipe: Recipe, *, with_storage: bool) -> dict[str, str]:
 def _check_hub(spec: ClusterSpec, recipe: Recipe) -> None:
     """A model of the hub must be downloaded, unless a cache may hold it already."""
     model = recipe.study.model
-    if model.is_served_name or not looks_like_hub_name(model.path) or spec.pods.model_cache:
+    if model.uses_chat_api or not looks_like_hub_name(model.path) or spec.pods.model_cache:
         return
     problem = missing_route(spec.network, spec.pods, f"hf://{model.path}")
     if problem:

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pos2distill.config import Recipe
-from pos2distill.config.load import RECIPES, find_yaml, load_recipe
+from pos2distill.config.load import load_recipe
 from pos2distill.config.overrides import override_value
+from pos2distill.config.read import RECIPES, find_yaml
 from pos2distill.errors import UserError
 from pos2distill.secrets import looks_secret
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from pos2distill.placement import POOLS_LABEL, SAMPLING, TRAINING, Pool
+from pos2distill.node_pools import POOLS_LABEL, SAMPLING, TRAINING, Pool
 
 from .entrypoint import make_entrypoint
 from .job_command import JobCommand

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pos2distill.config import Recipe, Study
-from pos2distill.config.load import sweep_cells
+from pos2distill.config.sweep import sweep_cells
 from pos2distill.config.training import STATE_BYTES
 from pos2distill.errors import UserError
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from pos2distill.config import Recipe
-from pos2distill.config.load import sweep_cells
+from pos2distill.config.sweep import sweep_cells
 
 from .entrypoint import actors_per_node
 from .job_command import JobCommand

@@ -44,7 +44,6 @@ def to_recipe(recipe: AnyRecipe, settings: Settings | None, data: str | None = N
         return recipe
     with no_command_line(settings):
         if isinstance(recipe, Mapping):
-            # Copied, since loading changes the mapping.
             raw = {name: plain(section, f"recipe: {name}") for name, section in recipe.items()}
             return make_recipe(raw, overrides)
         return load_recipe(to_text(recipe, "recipe"), overrides)

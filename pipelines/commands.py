@@ -7,8 +7,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from pos2distill.config import AnalysisSection, Recipe, Study
-from pos2distill.config.load import sweep_cells, to_user_error
 from pos2distill.config.restrict import replace_section
+from pos2distill.config.sweep import sweep_cells
+from pos2distill.config.validation import to_user_error
 from pos2distill.errors import UserError
 from pos2distill.evaluation.gate import Gate
 from pos2distill.evaluation.result import Evaluation

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pos2distill.config import Recipe, Study, fingerprint
-from pos2distill.config.restrict import replace_section, validate_evaluated
+from pos2distill.config.load import validate_evaluated
+from pos2distill.config.restrict import replace_section
 from pos2distill.errors import UserError
 from pos2distill.models.files import model_digest, with_commit
 from pos2distill.tasks.readers import file_digest
@@ -373,6 +374,7 @@ def with_canonical_slot(study: Study) -> Study:
     for name in ("first", "last"):
         raw["advantageous_slot"] = name
         candidate = replace_section(study, method=type(study.method).model_validate(raw))
-        if all(candidate.advantageous(hops) == study.advantageous(hops) for hops in study.data.hops):
+        candidate_slots = [candidate.fixed_advantageous_slots(hops) for hops in study.data.hops]
+        if candidate_slots == [study.fixed_advantageous_slots(hops) for hops in study.data.hops]:
             return candidate
     return study

@@ -28,7 +28,8 @@ from pipelines.plan import make_plan
 from pipelines.stages.measured import with_model
 from pipelines.stages.prepare import EVALUATION
 from pos2distill.config import Recipe
-from pos2distill.config.load import load_recipe, sweep_cells
+from pos2distill.config.load import load_recipe
+from pos2distill.config.sweep import sweep_cells
 from pos2distill.errors import UserError
 from pos2distill.losses.kl import forward_kl, mean_by_row
 from pos2distill.models.head import LogitTransform

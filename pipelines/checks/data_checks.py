@@ -141,7 +141,7 @@ class _Limits:
         from pos2distill.models.load import load_config
 
         vocabulary = 0
-        if not study.model.is_served_name:
+        if not study.model.uses_chat_api:
             vocabulary = load_config(study.model).get_text_config().vocab_size
         return cls(study, endpoint, None if study.has_weights else _served_context(study, endpoint), vocabulary)
 

@@ -16,7 +16,7 @@ from pos2distill.config import Study
 from pos2distill.config.training import STATE_BYTES
 from pos2distill.environment import names_cluster
 from pos2distill.errors import UserError, warn
-from pos2distill.faults import reason
+from pos2distill.faults import error_text
 from pos2distill.urls import open_url, storage_errors
 
 from .model_checks import count_parameters
@@ -43,7 +43,7 @@ def check_ray(run: PendingRun) -> None:
     try:
         socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
     except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have
-        why = reason(error)
+        why = error_text(error)
     else:
         if _answers_as_ray(target, max(1.0, deadline - time.monotonic())):
             return

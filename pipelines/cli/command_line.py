@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pos2distill.config import Recipe
-from pos2distill.config.load import load_recipe, recipe_names
+from pos2distill.config.load import load_recipe
+from pos2distill.config.read import recipe_names
 from pos2distill.environment import skip_expected_ray_messages, use_ray_token
 from pos2distill.errors import (
     ExitCode,
@@ -33,7 +34,7 @@ from pos2distill.errors import (
 )
 from pos2distill.faults import describe as describe_fault
 from pos2distill.faults import is_transient
-from pos2distill.placement import GATE_FAILED, JOB_DASHBOARD_VARIABLE, NOT_RETRIED
+from pos2distill.node_pools import GATE_FAILED, JOB_DASHBOARD_VARIABLE, NOT_RETRIED
 from pos2distill.secrets import mask_secrets
 from pos2distill.startup import is_interrupt, silent_interrupts
 

@@ -3,7 +3,7 @@
 import argparse
 import os
 
-from pos2distill.config.load import recipe_names
+from pos2distill.config.read import recipe_names
 from pos2distill.errors import UserError, did_you_mean
 
 from .gate_options import gate_flags

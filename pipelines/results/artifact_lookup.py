@@ -7,7 +7,7 @@ import fsspec
 from pydantic import ValidationError
 
 from pos2distill.config import Study
-from pos2distill.config.restrict import validate_evaluated
+from pos2distill.config.load import validate_evaluated
 from pos2distill.errors import UserError, did_you_mean_one, no_such_folder
 from pos2distill.literal_paths import list_matching
 from pos2distill.store.artifacts import Artifact

@@ -68,7 +68,7 @@ def export_tasks(run: str, folder: Path) -> Export:
     """
     artifact = open_artifact(run, [SCORES])
     study = study_of(artifact)
-    if study.model.is_served_name:
+    if study.model.uses_chat_api:
         raise UserError(f"{run}: the server of {study.model.path} makes its prompts, so they cannot be exported")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: expected a new or empty folder")

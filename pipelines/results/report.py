@@ -118,7 +118,7 @@ def _shown_slots(study: Study) -> Slots:
     if study.method.advantageous_slot == "random":
         return ()
     # The curves also show the slots of the examples with the fewest hops (see `Grid`).
-    return study.advantageous(min(study.data.hops))
+    return study.fixed_advantageous_slots(min(study.data.hops))
 
 
 def report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:

@@ -88,7 +88,7 @@ def _chat_frame(study: Study) -> dict[str, Any]:
 def _prompt_lengths(study: Study, predictions: pa.Table) -> dict[str, Any]:
     """The tokens of prompts, by number of documents, and of the model's context; null where a server tells neither."""
     context = study.model.max_length
-    if not study.model.is_served_name:
+    if not study.model.uses_chat_api:
         from pos2distill.models.load import context_length
 
         context = context_length(study.model)

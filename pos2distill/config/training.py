@@ -58,7 +58,7 @@ class TrainingSection(Section):
     epochs: int = Field(2, ge=1)
     order: Literal["arrival", "fixed"] = Field(
         "arrival",
-        description="of samples in the first epoch of a streamed run. arrival: as they are finished; fixed: by the "
-        "seed. All other epochs are ordered by the seed",
+        description="order of samples in the first epoch of a streamed run. arrival: as they are finished; fixed: by "
+        "the seed. All other epochs are ordered by the seed",
     )
     precision: Precision = Field("bfloat16", description="auto: as model.dtype")

@@ -115,7 +115,7 @@ def generation_operators(
             with_examples=with_examples,
             answered=answered,
             # Once for all tasks: to list the files of a model at a URL takes a request.
-            model_version=None if study.model.is_served_name else files_version(study.model),
+            model_version=None if study.model.uses_chat_api else files_version(study.model),
         ),
         pool.max,
     )

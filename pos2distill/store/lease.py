@@ -49,7 +49,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import ExitCode, TransientError
-from pos2distill.faults import fix, reason
+from pos2distill.faults import error_text, fix_hint
 from pos2distill.store.files import write_bytes
 from pos2distill.store.storage import DRIVER_FILE
 from pos2distill.urls import open_url
@@ -281,7 +281,7 @@ class _Renewal:
             if now < grace or now - self.last_began <= (self.me.missed_periods - 1) * self.me.period:
                 continue
             error = self.failure
-            why, remedy = ("no answer", "") if error is None else (reason(error), fix(error, self.storage))
+            why, remedy = ("no answer", "") if error is None else (error_text(error), fix_hint(error, self.storage))
             self._lose(f"the lease cannot be renewed ({why}), so another run may take over{remedy}")
 
     def _lose(self, why: str) -> None:

@@ -113,11 +113,12 @@ class RowBuilder:
         # The stored prompt, not one that is built again: training may reshuffle distractors, sampling does not.
         if is_anchor and slots == teacher_slots(self.study, sample.example):
             return Row(sample, slots, ANCHOR, sample.prompt_ids, response_ids)
+        order = self.study.method.distractor_order
         prompt_ids = self.build_prompt(
             sample.example,
             self.study.data.documents,
             slots,
-            order=self.study.method.distractor_order,
+            distractor_order=0 if order == "fixed" else order,
             seed=self.study.seed,
         )
         slot_id = ANCHOR if is_anchor else _slot_id(slots, self.study.data.documents)

@@ -78,7 +78,7 @@ def expected_responses(student: ModelSection, example: Example, recipe: Recipe) 
     builder = PromptBuilder(load_tokenizer(study.model), study.data.prompt, max_length=512, reserve=0)
     engine = hf_engine(student)
     answers = []
-    for slots in (study.advantageous(1), *trivial_slots(study, example)):
+    for slots in (study.fixed_advantageous_slots(1), *trivial_slots(study, example)):
         prompt = builder(example, study.data.documents, slots)
         params = SamplingParams(0.0, 1.0, study.sampling.max_new_tokens, (4,))
         (result,) = engine._generate([prompt], params, [0])
@@ -120,7 +120,7 @@ def test_run_distill_on_policy_teaches_the_students_own_answers(
             slots = teacher_slots(recipe.study, example)
             shown = build(example, recipe.study.data.documents, slots)
             assert sample["prompt_ids"] == shown.tolist()
-            assert (slots == recipe.study.advantageous(1)) or teacher_slot == "random"
+            assert (slots == recipe.study.fixed_advantageous_slots(1)) or teacher_slot == "random"
             teachers_slots.add(slots)
             taught = logits_of(frozen, shown, sample["response_ids"])
             own = logits_of(student, prompt, sample["response_ids"])
@@ -157,10 +157,10 @@ def test_run_distill_r1_with_a_teacher_at_a_random_slot(on_policy: Make, teacher
         shown = build(example, study.data.documents, slots)
         assert sample["prompt_ids"] == shown.tolist()
         taught = logits_of(study.model, shown, sample["response_ids"])
-        for own_slots in (study.advantageous(1), *trivial_slots(study, example)):
+        for own_slots in (study.fixed_advantageous_slots(1), *trivial_slots(study, example)):
             prompt = build(example, study.data.documents, own_slots)
             own = logits_of(study.model, prompt, sample["response_ids"])
-            losses[own_slots == study.advantageous(1)].append(float(forward_kl(taught, own).mean()))
+            losses[own_slots == study.fixed_advantageous_slots(1)].append(float(forward_kl(taught, own).mean()))
     assert len(teachers_slots) > 1
     assert step["rows"] == EXAMPLES * (K + 1)
     assert step["loss_anchor"] == pytest.approx(sum(losses[True]) / EXAMPLES, abs=1e-4)
@@ -182,7 +182,7 @@ def test_run_distill_on_policy_without_anchors_samples_none(on_policy: Make, k: 
         (step,) = read_steps(only.distill.artifact)
         assert (step["loss_anchor"] is None) == (weight == 0)
         assert step["rows"] == sum(sample["outcome"] == "kept" for sample in samples)
-    advantageous = recipe.study.advantageous(1)
+    advantageous = recipe.study.fixed_advantageous_slots(1)
     assert slots_of[0.0] == {(name, slots) for name, slots in slots_of[1.0] if slots != advantageous}
 
 

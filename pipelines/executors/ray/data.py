@@ -12,7 +12,7 @@ import pyarrow as pa
 import ray.data
 from ray.data import Dataset, TaskPoolStrategy
 
-from pos2distill.placement import TASK_CPUS
+from pos2distill.node_pools import TASK_CPUS
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.sampling.blocks import batches_of
 from pos2distill.sampling.engines.protocol import EngineDied

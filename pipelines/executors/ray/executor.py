@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from pos2distill.config import PoolSection, Runtime, TrainersSection
-from pos2distill.placement import TASK_CPUS
+from pos2distill.node_pools import TASK_CPUS
 from pos2distill.sampling.operators import ActorOperator, Operator, TaskOperator
 from pos2distill.training.job import TrainingJob, TrainingOutcome
 

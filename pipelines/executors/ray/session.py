@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from pos2distill.config import PoolSection, Runtime, TrainersSection
 from pos2distill.environment import names_cluster, set_ray_variables
 from pos2distill.errors import TransientError, UserError, warn_once
-from pos2distill.placement import POOLS_LABEL, SAMPLER_UNITS_PER_ACTOR, SAMPLING, TRAINING
+from pos2distill.node_pools import POOLS_LABEL, SAMPLER_UNITS_PER_ACTOR, SAMPLING, TRAINING
 
 from .errors import find_corrupt_part, find_fault, find_user_error
 

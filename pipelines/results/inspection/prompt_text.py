@@ -17,7 +17,7 @@ class PromptText:
 
     def __init__(self, study: Study) -> None:
         self.builder: MessageBuilder | PromptBuilder
-        if study.model.is_served_name:
+        if study.model.uses_chat_api:
             self.builder = MessageBuilder(study.data.wording, max_length=None, reserve=0)
             return
         # Imported where needed: transformers takes seconds to import.
@@ -39,5 +39,5 @@ class PromptText:
             parts.documents,
             parts.slots,
             slot_of_rank=parts.slot_of_rank,
-            order=parts.distractor_order,
+            distractor_order=parts.distractor_order,
         )

@@ -11,7 +11,8 @@ from cluster.entrypoint import make_entrypoint
 from cluster.job_command import load_job
 from cluster.spec import load_cluster
 from pos2distill.config import Recipe
-from pos2distill.config.load import RECIPES, load_recipe, make_recipe
+from pos2distill.config.load import load_recipe, make_recipe
+from pos2distill.config.read import RECIPES
 from tests.support.paths import PROJECT
 
 

@@ -18,9 +18,9 @@ from cluster.job_command import load_job
 from cluster.render import render
 from cluster.spec import load_cluster
 from pipelines.cli import command_line
-from pos2distill.config.load import RECIPES
+from pos2distill.config.read import RECIPES
 from pos2distill.errors import UserError
-from pos2distill.placement import DEADLINE_PASSED, GATE_FAILED, NOT_RETRIED, RAY_VARIABLES
+from pos2distill.node_pools import DEADLINE_PASSED, GATE_FAILED, NOT_RETRIED, RAY_VARIABLES
 from scripts.render_presets import PRESETS, RENDERED
 from tests.support.paths import PROJECT
 

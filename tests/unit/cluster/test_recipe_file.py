@@ -15,7 +15,8 @@ from cluster.spec import load_cluster
 from cluster.types import KubeManifest
 from cluster.validate import check
 from pipelines.cli import command_line
-from pos2distill.config.load import RECIPES, load_recipe
+from pos2distill.config.load import load_recipe
+from pos2distill.config.read import RECIPES
 from pos2distill.errors import UserError
 from tests.support.paths import PROJECT
 

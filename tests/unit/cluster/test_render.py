@@ -9,7 +9,7 @@ from cluster.render import render, to_yaml
 from cluster.spec import load_cluster
 from cluster.types import KubeManifest
 from cluster.validate import check
-from pos2distill.placement import RAY_VARIABLES, SAMPLING, TRAINING
+from pos2distill.node_pools import RAY_VARIABLES, SAMPLING, TRAINING
 from scripts.render_presets import PRESETS, RENDERED, rendered
 
 DATA = "data.path=gs://bucket/nq.jsonl.gz"

@@ -19,7 +19,8 @@ from cluster.sizing import (
 )
 from cluster.spec import load_cluster
 from cluster.spec_warnings import spec_warnings
-from pos2distill.config.load import load_recipe, recipe_names
+from pos2distill.config.load import load_recipe
+from pos2distill.config.read import recipe_names
 from pos2distill.config.training import STATE_BYTES
 from pos2distill.errors import UserError
 

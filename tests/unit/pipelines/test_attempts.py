@@ -14,7 +14,7 @@ from pipelines.attempts import record_failure
 from pipelines.cli import command_line
 from pos2distill.config import Recipe
 from pos2distill.errors import Stopped, TransientError
-from pos2distill.placement import JOB_DASHBOARD_VARIABLE
+from pos2distill.node_pools import JOB_DASHBOARD_VARIABLE
 from pos2distill.store.storage import claim_storage
 
 

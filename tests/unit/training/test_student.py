@@ -112,7 +112,7 @@ def test_student_loss_on_anchor_rows_is_zero_before_training(
 ) -> None:
     study = make_recipe().study
     source = make_source(study)
-    rows = [source.row(index, study.advantageous(1)) for index in range(len(source.examples))]
+    rows = [source.row(index, study.fixed_advantageous_slots(1)) for index in range(len(source.examples))]
     student = Student(load_model(study.model), study)
     batch = collate([row.prompt_ids for row in rows], [row.response_ids for row in rows])
     with torch.no_grad():

@@ -17,7 +17,9 @@ from pipelines.cli.job_command import COMMANDS
 from pipelines.plan import make_plan
 from pipelines.terminal import summarise_manifest
 from pos2distill.config import Recipe
-from pos2distill.config.load import load_recipe, recipe_names, sweep_cells
+from pos2distill.config.load import load_recipe
+from pos2distill.config.read import recipe_names
+from pos2distill.config.sweep import sweep_cells
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.storage import claim_storage
 from tests.support.paths import PROJECT
@@ -36,7 +38,8 @@ def test_no_heavy_packages_are_imported_before_they_are_needed(module: str) -> N
     """Help, misspelt fields, paths of nothing and cached results are answered at once."""
     code = (
         f"import sys, pipelines.{module}\n"
-        "from pos2distill.config.load import load_recipe, recipe_names\n"
+        "from pos2distill.config.load import load_recipe\n"
+        "from pos2distill.config.read import recipe_names\n"
         "loaded = [load_recipe(name).name for name in recipe_names()]\n"
         "print(loaded, sorted({'torch', 'ray', 'vllm', 'transformers', 'deepspeed'} & sys.modules.keys()))\n"
     )
