@@ -20,7 +20,7 @@ from pos2distill.losses.kl import mean_by_row, reverse_kl
 from pos2distill.models.dropout import turn_dropout_off
 from pos2distill.models.head import LogitTransform
 from pos2distill.models.hidden_states import response_hidden_states
-from pos2distill.models.loss_head import LossHead, computing_dtype
+from pos2distill.models.loss_head import LossHead, compute_dtype
 from pos2distill.models.packing import PositionView, ResponseBatch
 from pos2distill.randomness import derive_seed
 from pos2distill.training.teachers import TeacherView
@@ -59,12 +59,12 @@ class Student(nn.Module):
             assert teacher is not None
             teacher_view = teacher
 
-            def token_losses(product_tV: Tensor, chunk: slice) -> Tensor:
-                return teacher_view[chunk].kl(self.transform(product_tV))
+            def token_losses(raw_logits_tV: Tensor, chunk: slice) -> Tensor:
+                return teacher_view[chunk].kl(self.transform(raw_logits_tV))
         else:
 
-            def token_losses(product_tV: Tensor, chunk: slice) -> Tensor:
-                return cross_entropy(self.transform(product_tV), batch.target_T[chunk], reduction="none")
+            def token_losses(raw_logits_tV: Tensor, chunk: slice) -> Tensor:
+                return cross_entropy(self.transform(raw_logits_tV), batch.target_T[chunk], reduction="none")
 
         loss_B = mean_by_row(self.head(hidden_TH, token_losses=token_losses), batch.row_T, batch.rows)
         if batch.view is not None:
@@ -76,11 +76,11 @@ class Student(nn.Module):
         view_TH = response_hidden_states(self.lm, replace(batch, position_S=view.position_S))
 
         # Here, since the backward pass runs outside of autocast.
-        plain_TH = plain_TH.to(computing_dtype(plain_TH))
+        plain_TH = plain_TH.to(compute_dtype(plain_TH))
 
-        def token_losses(product_tV: Tensor, chunk: slice) -> Tensor:
-            plain_tV = self.head.product(plain_TH[chunk])
-            return reverse_kl(self.transform(product_tV), self.transform(plain_tV))
+        def token_losses(raw_logits_tV: Tensor, chunk: slice) -> Tensor:
+            plain_tV = self.head.raw_logits(plain_TH[chunk])
+            return reverse_kl(self.transform(raw_logits_tV), self.transform(plain_tV))
 
         counts_T = view.counts_T.float()
         divergence_T = self.head(view_TH, token_losses=token_losses)
