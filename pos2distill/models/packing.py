@@ -106,15 +106,16 @@ class PositionView:
     """Other positions of the same tokens.
 
     Attributes:
-        position_S: (S,) int64. counts_T: (T,) bool, whether the token is predicted at a position that has changed.
+        position_S: (S,) int64.
+        is_shifted_T: (T,) bool, whether the token is predicted at a position that has changed.
     """
 
     position_S: Tensor
-    counts_T: Tensor
+    is_shifted_T: Tensor
 
     def to(self, device: torch.device | str) -> "PositionView":
         """The same view on a device."""
-        return PositionView(self.position_S.to(device), self.counts_T.to(device))
+        return PositionView(self.position_S.to(device), self.is_shifted_T.to(device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ class ResponseBatch:
     view: PositionView | None = None
 
     @property
-    def rows(self) -> int:
+    def row_count(self) -> int:
         """B."""
         return len(self.packed.query_lengths)
 
@@ -257,11 +258,11 @@ def causal_mask(queries: int, keys: int, window: int | None, like: Tensor) -> Te
     """
     query_Q1 = torch.arange(keys - queries, keys, device=like.device)[:, None]
     key_K = torch.arange(keys, device=like.device)
-    hidden_QK = key_K > query_Q1
+    masked_QK = key_K > query_Q1
     if window is not None:
-        hidden_QK |= key_K <= query_Q1 - window
-    scores_QK = torch.zeros(queries, keys, dtype=like.dtype, device=like.device)
-    return scores_QK.masked_fill(hidden_QK, torch.finfo(like.dtype).min)[None, None]
+        masked_QK |= key_K <= query_Q1 - window
+    mask_QK = torch.zeros(queries, keys, dtype=like.dtype, device=like.device)
+    return mask_QK.masked_fill(masked_QK, torch.finfo(like.dtype).min)[None, None]
 
 
 def _shared_prefix(

@@ -27,7 +27,7 @@ from pos2distill.training.rows import (
     rows_of_rank,
     split_rows,
 )
-from pos2distill.training.teachers import TeacherView
+from pos2distill.training.teachers import TeacherDistribution
 from pos2distill.training.views import view_of
 
 _FINISH_SECONDS = 10.0
@@ -49,7 +49,7 @@ class MicroBatch:
     rows: Sequence[Row]
     batch: ResponseBatch
     slot_B: Tensor
-    teacher: TeacherView | None = None
+    teacher: TeacherDistribution | None = None
 
 
 @dataclass(frozen=True, slots=True)
