@@ -18,7 +18,7 @@ from pos2distill.records import sample_ids
 from pos2distill.scratch import user_folder
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.checkpoint_layout import ADAPTER_FOLDER, MODEL_FOLDER, STATE_FOLDER
-from pos2distill.store.outages import once_storage_answers
+from pos2distill.store.retry import retry_while_unreachable
 from pos2distill.store.samples import SampleStore
 from pos2distill.training.checkpointer import Checkpointer
 from pos2distill.training.job import TrainingJob, TrainingOutcome
@@ -143,5 +143,5 @@ def _artifact_folder(artifact: Artifact, name: str, session: WorkerSession, scra
         shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed while it saved
     yield folder
     if write and not artifact.is_local:
-        once_storage_answers(lambda: artifact.upload(folder, name), session.warn)
+        retry_while_unreachable(lambda: artifact.upload(folder, name), session.warn)
         shutil.rmtree(folder)
