@@ -6,15 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pyarrow as pa
-
 from pos2distill.config import fingerprint
 from pos2distill.errors import UserError
 from pos2distill.faults import disk_is_full
 from pos2distill.models.files import copy_generation_config
 from pos2distill.models.load import load_tokenizer
 from pos2distill.models.prompts import load_prompt_builder
-from pos2distill.records import sample_ids
+from pos2distill.records import sample_id_array
 from pos2distill.scratch import user_folder
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.checkpoint_layout import ADAPTER_FOLDER, MODEL_FOLDER, STATE_FOLDER
@@ -44,8 +42,8 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> TrainingOutcome:
     """
     study, trainers = job.study, job.runtime.trainers
     scratch = empty_scratch(job, session)
-    examples = job.examples.read_table(job.examples_file, ["example_id"])["example_id"].to_pylist()
-    ids = pa.array(sample_ids(examples, study.method.responses_per_example), pa.string())
+    example_ids = job.examples.read_table(job.examples_file, ["example_id"])["example_id"].combine_chunks()
+    ids = sample_id_array(example_ids, study.method.responses_per_example)
     with explain_memory_of_model(study, trainers):
         strategy = build_strategy(study, trainers, session.device, job.student_start)
         teacher = build_teacher(study, strategy.base_states, session.device)
