@@ -15,6 +15,8 @@ from pos2distill.store.lease import Lease
 class Numbers:
     """An executor whose results are numbers."""
 
+    stalled_hint = ""
+
     def __init__(self) -> None:
         self.reported: list[object] = []
 
