@@ -172,10 +172,10 @@ def collate(
     distils one after the end.
 
     Args:
-        prompts: of each row. responses: of each row.
+        prompts: each row's prompt. responses: each row's response.
         alignment: which position's logits belong to a response token.
-        group_ids: of each row. Neighbouring rows with the same id share their common prompt prefix, which only models
-            that were loaded with `packed=True` can compute. None: no row shares tokens.
+        group_ids: each row's group. Neighbouring rows with the same id share their common prompt prefix, which only
+            models that were loaded with `packed=True` can compute. None: no row shares tokens.
     Raises:
         ValueError: if the numbers of prompts and responses differ.
     """
@@ -211,9 +211,9 @@ def pack_rows(
     """Decide which prefixes are shared and where each row's tokens are in the packed sequence.
 
     Args:
-        prompts: of each row. All tokens but the last can be shared; the last one predicts the row's own response.
-        lengths: of each row, prompt and response.
-        group_ids: as in `collate`.
+        prompts: each row's prompt. All tokens but the last can be shared; the last one predicts the row's own response.
+        lengths: each row's length, prompt and response.
+        group_ids: see `collate`.
     """
     ranges: list[list[TokenRange]] = []  # of each row: its shared prefix, then its own tokens
     shared_lengths: list[int] = []
@@ -245,7 +245,7 @@ def count_own_tokens(
     """Tokens that a row adds to a pack that begins with row `first`, which may be the row itself.
 
     Args:
-        prompts, lengths, group_ids: as of `pack_rows`, of all rows.
+        prompts, lengths, group_ids: see `pack_rows`; those of all rows.
     """
     shared, _ = _shared_prefix(prompts, lengths, group_ids, first, row)
     return lengths[row] - shared

@@ -20,7 +20,7 @@ class Checkpointer:
 
     Args:
         log: on rank 0; it is written before each checkpoint, so that both name the same steps.
-        step: at which training starts.
+        step: the step at which training starts.
         scratch: folder of the run on this node.
     """
 

@@ -98,7 +98,7 @@ class BatchLoader:
 
     Args:
         study: seed, method and batch size.
-        ids: of all samples that may be trained on (`sample_ids`), in their order; an index is an index into it.
+        ids: the ids of all samples that may be trained on (`sample_id_array`), in order; an index is an index into it.
             On-policy methods have several of each example.
         store: where samples are. The stream's samples are stored before they arrive here.
         open_stream: opens this rank's part of the samples that the store lacks; called at most once an epoch, and only
@@ -128,7 +128,7 @@ class BatchLoader:
         Raises:
             UserError: at the end, if no sample of the whole run was kept.
         """
-        # Counted from the start of the run: a resumed run that has nothing left to do is no error.
+        # Counted from the start of the run: a resumed run that has nothing left to do is not an error.
         any_kept = progress.step > 0
         for epoch in range(progress.epoch, self.study.training.epochs):
             done = np.zeros(len(self.ids), bool)

@@ -55,16 +55,16 @@ class StepRecord:
     """What one step did.
 
     Attributes:
-        step: from 0.
-        epoch: from 0.
+        step: its number, from 0.
+        epoch: its epoch, from 0.
         examples: ids of the examples trained on; all records together say what was trained on when.
-        fraction: of the run that is completed after the step.
-        rows: of the global batch, without filler.
+        fraction: how much of the run is completed after the step, in (0, 1].
+        rows: the rows of the global batch, without filler.
         loss: the objective.
         loss_trivial: mean loss of the trivial rows, in nats, unweighted; None if there are none.
         loss_anchor: the same for anchor rows.
-        grad_norm: before clipping.
-        learning_rate: of the step.
+        grad_norm: the gradient's norm before clipping.
+        learning_rate: the step's learning rate.
         weight_by_slot: sum of the weights of the rows with each `Row.slot_id`.
     """
 

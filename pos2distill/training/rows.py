@@ -23,12 +23,13 @@ class Sample:
     """An example and a kept answer to one of its prompts.
 
     Attributes:
-        slots: of the gold documents in the prompt that was answered: the advantageous ones, but for on-policy methods.
+        slots: slots of the gold documents in the prompt that was answered: the advantageous ones, except in on-policy
+            methods.
         prompt_ids: the prompt that the teacher gets: the one that was answered; on-policy the advantageous one; with
             `method.teacher_slot: random` that of another slot.
         response_ids: the answer.
         hidden: the base model's hidden states at the response, as `hidden_to_bytes` encodes them.
-        hidden_dtype: of `hidden`.
+        hidden_dtype: the dtype of `hidden`.
         top_ids: (S * K,), the K most likely tokens at each of the first S positions of the response.
         top_logprobs: (S * K,), their log-probabilities by the base model.
     """
@@ -52,8 +53,8 @@ class Row:
     """One training row: the student's prompt with the gold documents at `slots`, and the response.
 
     Attributes:
-        sample: that the row was built from.
-        slots: of the gold documents.
+        sample: the sample this row was built from.
+        slots: slots of the gold documents.
         slot_id: a number that identifies `slots`; for a single slot, the slot itself. ANCHOR on an anchor row, whose
             prompt is the advantageous prompt. FILLER on rows that only make ranks equally long and count for nothing.
         prompt_ids: the student's prompt.

@@ -20,9 +20,9 @@ class StepLog:
     """Writes step records; one file in the artifact from checkpoint to checkpoint. Exists on rank 0 only.
 
     Args:
-        step: at which training starts; records of later steps, made after the checkpoint, are removed, since those
-            steps are made again.
-        samples: to train on, as far as they are kept.
+        step: the step at which training starts; records of later steps, made after the checkpoint, are removed, since
+            those steps are made again.
+        samples: how many samples are trained on if enough are kept.
     """
 
     def __init__(self, job: TrainingJob, session: WorkerSession, step: int, samples: int) -> None:

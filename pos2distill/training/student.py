@@ -146,8 +146,8 @@ def plain_weights(
     """The student's weights as those of a plain model, with adapters merged.
 
     Args:
-        weights: of the student, as `state_dict` names them.
-        dtypes: of the base model's weights (`weight_dtypes`).
+        weights: the student's weights, as `state_dict` names them.
+        dtypes: the dtypes of the base model's weights (`weight_dtypes`).
     Returns: the weights, and the relative error of the adapters' update by rounding (`merge`); 0 without adapters.
     """
     error = 0.0

@@ -157,7 +157,7 @@ def build_teacher(
     Args:
         study: model and method.
         base_states: computes the base model's hidden states for a batch; only a resident teacher calls it.
-        device: of the student.
+        device: the student's device.
     """
     method = study.method
     if method.teacher == "none":
