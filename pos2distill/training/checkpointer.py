@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 from pos2distill.training.job import TrainingJob
-from pos2distill.training.loader import TrainingProgress
 from pos2distill.training.loop import Action
+from pos2distill.training.progress import TrainingProgress
 from pos2distill.training.session import WorkerSession
 from pos2distill.training.step_log import StepLog
 from pos2distill.training.strategies.protocol import Strategy

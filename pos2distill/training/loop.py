@@ -19,9 +19,10 @@ from pos2distill.losses.kl import mean_by_row
 from pos2distill.losses.objectives import ANCHOR, FILLER, row_coefficients
 from pos2distill.training.batches import Batch
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.loader import BatchLoader, TrainingProgress
+from pos2distill.training.loader import BatchLoader
 from pos2distill.training.memory import explain_memory_of_step
 from pos2distill.training.micro_batches import BatchPreparer, MicroBatch, PreparedBatch
+from pos2distill.training.progress import TrainingProgress
 from pos2distill.training.rows import RowBuilder
 from pos2distill.training.schedule import learning_rate
 from pos2distill.training.strategies.protocol import Strategy

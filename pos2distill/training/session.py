@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.loader import StreamReader
+from pos2distill.training.sources import StreamReader
 
 
 class WorkerSession(Protocol):

@@ -20,9 +20,10 @@ from pos2distill.store.retry import retry_while_unreachable
 from pos2distill.store.samples import SampleStore
 from pos2distill.training.checkpointer import Checkpointer
 from pos2distill.training.job import TrainingJob, TrainingOutcome
-from pos2distill.training.loader import BatchLoader, TrainingProgress
+from pos2distill.training.loader import BatchLoader
 from pos2distill.training.loop import Trainer
 from pos2distill.training.memory import explain_memory_of_model
+from pos2distill.training.progress import TrainingProgress
 from pos2distill.training.rows import RowBuilder
 from pos2distill.training.session import WorkerSession
 from pos2distill.training.step_log import StepLog
