@@ -98,7 +98,7 @@ class ProgressTracker:
         self.last_news = self.last_result = time.monotonic()
         indices = [self.index_of[sample_id] for sample_id in sample_ids]
         # Ray Data makes a part again whose node was lost before its samples were trained on.
-        new = [row for row, index in enumerate(indices) if not self.selection.known_N[index]]
+        new = [row for row, index in enumerate(indices) if not self.selection.sampled_N[index]]
         new_outcomes = [outcomes[row] for row in new]
         self.progress.stored.update(new_outcomes)
         # All of them: the new part takes the place of the earlier one, and an answer may be another one.

@@ -231,6 +231,13 @@ def sample_ids(example_ids: Sequence[str], per_example: int) -> list[str]:
     return [f"{example_id}@{number}" for example_id in example_ids for number in range(per_example)]
 
 
+def sample_id_array(example_ids: pa.Array, per_example: int) -> pa.Array:
+    """`sample_ids` as an array: an index in it stands for the sample in stores and in training."""
+    if per_example == 1:
+        return example_ids
+    return pa.array(sample_ids(example_ids.to_pylist(), per_example), pa.string())
+
+
 def example_from_row(row: Mapping[str, Any]) -> Example:
     """The example in one row of an `EXAMPLE_SCHEMA` table, as returned by `Table.to_pylist`."""
     documents = tuple(Document(**document) for document in row["documents"])

@@ -65,7 +65,7 @@ def kl_to(reference: Reference, student: PreTrainedModel) -> float:
     kls = []
     for batch, base_TV in zip(reference.batches, reference.logits, strict=True):
         kl_T = forward_kl(base_TV, _logits(student, batch))
-        kls.append(mean_by_row(kl_T, batch.row_T, batch.rows))
+        kls.append(mean_by_row(kl_T, batch.row_T, batch.row_count))
     return float(torch.cat(kls).mean())
 
 

@@ -28,7 +28,8 @@ from pos2distill.config import Recipe
 from pos2distill.models.prompts import load_prompt_builder
 from pos2distill.store.samples import SampleStore
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.loader import BatchLoader, TrainingProgress
+from pos2distill.training.loader import BatchLoader
+from pos2distill.training.progress import TrainingProgress
 from pos2distill.training.rows import RowBuilder
 
 REPORT = Path(__file__).with_suffix(".json")

@@ -17,7 +17,7 @@ from pos2distill.config import ModelSection, PoolSection, Runtime, Study
 from pos2distill.config.method import Alignment
 from pos2distill.config.restrict import restrict
 from pos2distill.errors import TransientError, UserError
-from pos2distill.records import sample_ids
+from pos2distill.records import sample_id_array
 from pos2distill.sampling.blocks import sampling_blocks
 from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.failure_guard import FAILED, FailureGuard, describe_failures
@@ -219,8 +219,7 @@ def selection(stage: Stage) -> Selection:
 def sample_ids_of(stage: Stage) -> pa.Array:
     """The ids of all samples that may be made, in the order of the training examples."""
     examples = training_ids(stage.inputs["examples"].artifact)
-    per_example = stage.study.method.responses_per_example
-    return examples if per_example == 1 else pa.array(sample_ids(examples.to_pylist(), per_example), pa.string())
+    return sample_id_array(examples, stage.study.method.responses_per_example)
 
 
 def missing_blocks(stage: Stage, size: int) -> list[pa.Table]:

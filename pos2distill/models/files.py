@@ -83,7 +83,7 @@ def model_digest(model: ModelSection) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _digest_once(path: str, _version: str) -> str:
-    """`_version`: of the files, so that a changed model is another cache entry."""
+    """`_version` identifies the files' states, so that a changed model is another cache entry."""
     return _digest_files(path)
 
 
@@ -243,7 +243,7 @@ def _hub_snapshot(model: ModelSection, patterns: list[str]) -> str:
             raise UserError(
                 f"{model.path}: cannot be stored in {constants.HF_HUB_CACHE}: {error_text(error)}{fix_hint(error)}"
             ) from None
-        # A server that is overloaded, or a download that broke off, is no fault of the user's.
+        # A server that is overloaded, or a download that broke off, is not the user's fault.
         kind = UserError if is_permanent(error) else TransientError
         raise kind(f"{unavailable}: {_first_line(error)}") from None
 

@@ -88,7 +88,7 @@ def load_model(
     """The causal language model in evaluation mode, from safetensors only, with RoPE scales where it has some.
 
     Args:
-        dtype: of the weights; default: `model.dtype`.
+        dtype: the dtype of the weights; default: `model.dtype`.
         computing: the dtype that autocast will compute in; default: that of the weights.
         device: where the model is moved to.
         packed: load the model for packed rows (`response_hidden_states`); it then accepts no others.
@@ -185,7 +185,7 @@ def empty_model(
     """The model that the config describes, with its parameters on the meta device; only its buffers hold values.
 
     Args:
-        folder: with the config; as of `load_config`.
+        folder: the folder with the config; see `load_config`.
         attention: transformers' name of the implementation; default: its own choice.
     """
     config = load_config(model, folder=folder)
@@ -210,7 +210,7 @@ def weight_dtypes(model: ModelSection, *, folder: str | None = None) -> dict[str
     Some weights are float32 also in a bfloat16 model, such as the corrections by which routers choose experts.
 
     Args:
-        folder: with the config; as of `load_config`.
+        folder: the folder with the config; see `load_config`.
     """
     dtype = torch_dtype(model.dtype)
     lm = empty_model(model, dtype, folder=folder)
@@ -262,7 +262,7 @@ def context_length(model: ModelSection, *, folder: str | None = None) -> int:
     """The largest number of tokens, prompt and response together, that the model accepts.
 
     Args:
-        folder: with the config; as of `load_config`.
+        folder: the folder with the config; see `load_config`.
     """
     if model.max_length:
         return model.max_length

@@ -8,7 +8,7 @@ from typing import Any
 import ray
 
 from pos2distill.config import PoolSection
-from pos2distill.store.outages import once_storage_answers
+from pos2distill.store.retry import retry_while_unreachable
 
 from ..protocol import ActorCalls
 from .data import restart_if_engine_died
@@ -57,7 +57,7 @@ class _Actor:
 
     def __init__(self, create: Callable[[], Any], messages: Messages) -> None:
         self.messages = messages
-        self.function = once_storage_answers(create, messages.warn)
+        self.function = retry_while_unreachable(create, messages.warn)
 
     async def started(self) -> None:
         """Returns once the constructor has."""

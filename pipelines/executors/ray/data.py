@@ -17,7 +17,7 @@ from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.sampling.blocks import batches_of
 from pos2distill.sampling.engines.protocol import EngineDied
 from pos2distill.sampling.operators import ActorOperator, Operator, TaskOperator
-from pos2distill.store.outages import once_storage_answers
+from pos2distill.store.retry import retry_while_unreachable
 
 from ..protocol import Stream
 from .messages import Messages
@@ -63,7 +63,7 @@ def open_stream(stream: Stream, messages: Messages, tracker: RayTracker) -> Data
     set_data_context()
     # Workers that an outage ended are started again in the midst of it, and Ray Train 2.60 gives up a run for an error
     # that its controller meets then.
-    blocks = once_storage_answers(stream.blocks, messages.warn)
+    blocks = retry_while_unreachable(stream.blocks, messages.warn)
     # Everything is stored. The trainers read stored samples from the store, not from this stream.
     if not blocks:
         return ray.data.from_arrow(SAMPLE_SCHEMA.empty_table())
@@ -87,7 +87,7 @@ class _Actor:
         self.tracker = tracker
         self.batch_size = operator.pool.batch_size
         # Ray Data 2.60 gives up a run if four actors of a pool in a row cannot load, which all may at the same time.
-        self.function: Callable[[pa.Table], Any] = once_storage_answers(operator.create, messages.warn)
+        self.function: Callable[[pa.Table], Any] = retry_while_unreachable(operator.create, messages.warn)
 
     def __call__(self, block: pa.Table) -> pa.Table:
         self.send_heartbeat()

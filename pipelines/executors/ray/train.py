@@ -25,7 +25,7 @@ from ray.train.v2.api.report_config import CheckpointUploadMode
 from pos2distill.errors import UserError
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.store.checkpoint_layout import STATE_FOLDER
-from pos2distill.store.outages import once_storage_answers
+from pos2distill.store.retry import retry_while_unreachable
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.job import TrainingJob, TrainingOutcome
 
@@ -168,7 +168,7 @@ class RaySession:
         other one, and gives up after a few of them in a whole run.
         """
         storage = get_train_context().storage_context
-        return once_storage_answers(lambda: storage.persist_current_checkpoint(checkpoint, name), self.warn)
+        return retry_while_unreachable(lambda: storage.persist_current_checkpoint(checkpoint, name), self.warn)
 
     def stop_requested(self) -> bool:
         """See `WorkerSession.stop_requested`."""

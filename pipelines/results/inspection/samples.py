@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
-import pyarrow as pa
 
 from pos2distill.config import Study
 from pos2distill.evaluation.scores import format_slots
-from pos2distill.records import example_from_row, sample_ids
+from pos2distill.records import example_from_row, sample_id_array
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore, StoreIndex
 
@@ -29,9 +28,7 @@ def sample_rows(artifact: Artifact, study: Study, *, entropy: bool) -> Iterator[
     questions = {
         row["example_id"]: row for row in examples.read_table(TRAIN, ["example_id", "question", "answers"]).to_pylist()
     }
-    example_ids = training_ids(examples)
-    per_example = study.method.responses_per_example
-    ids = example_ids if per_example == 1 else pa.array(sample_ids(example_ids.to_pylist(), per_example), pa.string())
+    ids = sample_id_array(training_ids(examples), study.method.responses_per_example)
     # Then the prompt that was answered is not stored.
     stored_prompt_is_teachers = study.method.teacher_gets_another_prompt
     store = SampleStore(artifact)

@@ -144,7 +144,7 @@ def test_a_lost_lease_ends_the_program_and_of_other_processes_the_call(
 @contextmanager
 def lose_at_once(storage: str, *, on_lost: Callable[[str], None] | None) -> Iterator[Lease]:
     lease = Lease()
-    (on_lost or lease.lose)("lost")
+    (on_lost or lease.mark_lost)("lost")
     yield lease
 
 
