@@ -127,7 +127,8 @@ def questions_file(data: Questions) -> Iterator[str]:
             yield str(path)
         except UserError as error:
             # In place, so that its type and traceback stay. Each record is a line.
-            message = re.sub(rf"{re.escape(str(path))}, line (?=\d)", "data: record ", str(error))
+            named = f"(?:{re.escape(str(path))}|{re.escape(path.name)})"
+            message = re.sub(rf"{named}, line (?=\d)", "data: record ", str(error))
             error.args = (message.replace(str(path), "data"),)
             raise
 
