@@ -13,8 +13,9 @@ def build_engine(
     """Build the engine that `model.engine` names. Only its own package is imported.
 
     Args:
-        inference: how it answers; the scales of layers are in `model`.
-        threads: on a CPU. device: "cpu" or "cuda".
+        inference: how the engine answers; the scales of layers are in `model`.
+        threads: number of torch's threads, on a CPU.
+        device: "cpu" or "cuda".
     """
     if model.engine == "vllm":
         from pos2distill.sampling.engines.vllm import VllmEngine

@@ -28,7 +28,7 @@ _SEED_MASK = 2**31 - 1
 
 
 class _RequestLost(Exception):
-    """The engine gave up a request for a reason of its own."""
+    """The engine gave up a request, and the prompt was not the reason."""
 
 
 class VllmEngine:
@@ -54,17 +54,17 @@ class VllmEngine:
         scales = resolve_scales(model.rope_scales, load_config(model), model.path)
         arguments = _engine_arguments(model, settings, scales, device=device)
         self._scales = scales
-        self._loop: asyncio.AbstractEventLoop | None = None  # of the calls
-        self._calls = 0  # that are running
+        self._loop: asyncio.AbstractEventLoop | None = None  # the loop in which calls run
+        self._calls = 0  # number of running calls
         self._calls_changed = asyncio.Condition()
         self._stall_s = 60 * settings.stall_minutes
-        self._deadlines: set[asyncio.Timeout] = set()  # of the calls that are running
+        self._deadlines: set[asyncio.Timeout] = set()  # one for each running call
         start_reaper()  # before the engine starts processes
-        # The context of vLLM's offline class `LLM`: in vLLM 0.32 it gets more tokens in a step than a server does.
+        # The usage context of vLLM's offline class `LLM`: vLLM 0.32 gives it more tokens in a step than a server.
         try:
             self.engine = AsyncLLM.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
         except RuntimeError as error:
-            # The reason is in the log of the engine's process alone.
+            # Only the log of the engine's process holds the reason.
             larger = "runtime.vllm.cpu_kv_cache_gib" if device == "cpu" else "runtime.vllm.gpu_memory_utilization"
             raise MachineError(
                 f"vLLM could not start; if its cache is too small for one prompt of the whole context "
@@ -82,11 +82,11 @@ class VllmEngine:
 
     @asynccontextmanager
     async def _unless_stalled(self) -> AsyncIterator[None]:
-        """Run the body as long as the engine finishes answers, of this call or of another.
+        """Run the body as long as the engine finishes answers, whether to this call or to another.
 
         Raises:
-            EngineDied: if it has finished none for `runtime.vllm.stall_minutes`: vLLM itself waits for ever for a
-                kernel or a collective operation that hangs.
+            EngineDied: the engine has not finished any answer for `runtime.vllm.stall_minutes`. vLLM itself would wait
+                forever for a kernel or a collective operation that hangs.
         """
         deadline = asyncio.timeout(self._stall_s)
         try:
@@ -104,19 +104,21 @@ class VllmEngine:
             self._deadlines.discard(deadline)
 
     def _postpone_deadlines(self) -> None:
-        """An answer is finished."""
+        """Give every running call its full time again, because an answer is finished."""
         later = asyncio.get_running_loop().time() + self._stall_s
         for deadline in self._deadlines:
-            # One that has expired ends its call and cannot be changed.
+            # A deadline that has expired ends its call and cannot be changed.
             if not deadline.expired():
                 deadline.reschedule(later)
 
     @asynccontextmanager
     async def _scaled(self, scales: tuple[float, ...]) -> AsyncIterator[None]:
-        """Run the body with these RoPE scales, once calls with others have ended; as it is for no scales.
+        """Run the body with these RoPE scales, once calls with other scales have ended.
 
+        Args:
+            scales: empty to leave the engine's scales as they are.
         Raises:
-            ValueError: for scales in an engine that was built without any: its layers share one table of rotations.
+            ValueError: the engine was built without scales, so its layers share one table of rotations.
         """
         if scales and not self._scales:
             raise ValueError("this engine was built without RoPE scales, so it cannot change them; build it with some")
@@ -144,22 +146,25 @@ class VllmEngine:
         self._scales = scales
 
     async def _generate_one(self, prompt: Tokens, params: SamplingParams, seed: int) -> GenerationResult:
-        """Requests twice where the engine fails and not the prompt: such a failure may pass, and must not be stored."""
-        try:
-            return await self._complete(prompt, params, seed)
-        except _RequestLost:
-            pass
-        try:
-            return await self._complete(prompt, params, seed)
-        except _RequestLost as error:
-            raise EngineDied(f"vLLM lost a request twice ({error}); run the same command again") from error
+        """Ask again where the engine fails and not the prompt: such a failure may pass, and must not be stored.
+
+        Raises:
+            EngineDied: the engine is dead, or lost the request twice.
+        """
+        last_error: _RequestLost | None = None
+        for _attempt in (1, 2):
+            try:
+                return await self._complete(prompt, params, seed)
+            except _RequestLost as error:
+                last_error = error
+        raise EngineDied(f"vLLM lost a request twice ({last_error}); run the same command again") from last_error
 
     async def _complete(self, prompt: Tokens, params: SamplingParams, seed: int) -> GenerationResult:
         """Ask once.
 
         Raises:
-            EngineDied: if the engine is dead.
-            _RequestLost: if it gave up the request for a reason of its own.
+            EngineDied: the engine is dead.
+            _RequestLost: the engine gave up the request, and the prompt was not the reason.
         """
         try:
             return await self._request(prompt, params, seed)
@@ -168,7 +173,7 @@ class VllmEngine:
         except self._request_errors as error:
             return Failure.of(error)
         except self._engine_error as error:
-            # vLLM 0.32 raises this for whatever goes wrong, also for a prompt that it cannot use.
+            # vLLM 0.32 raises this for any failure, and also for a prompt that it cannot use.
             if isinstance(error.__cause__, self._request_errors):
                 return Failure.of(error)
             raise _RequestLost(Failure.of(error).error) from error
@@ -199,8 +204,8 @@ class VllmEngine:
     def shutdown(self) -> None:
         """Shut down the engine's processes and close its sockets."""
         self.engine.shutdown()
-        # vLLM 0.32 closes the sockets in the loop of the calls. With an open socket the garbage collector, whichever
-        # thread it runs in, would wait for ever.
+        # vLLM 0.32 closes the sockets in the loop of the calls. If a socket stayed open, the garbage collector would
+        # wait forever, in whichever thread it runs.
         if self._loop is not None and not self._loop.is_running() and not self._loop.is_closed():
             # In a thread, since this one may run another loop, as a notebook's does.
             with ThreadPoolExecutor(1) as thread:
@@ -222,7 +227,7 @@ def _to_top_k(flat: Any, positions: int) -> TopKLogprobs | None:
 def _engine_arguments(
     model: ModelSection, settings: VllmSection, scales: Sequence[float], *, device: str
 ) -> "AsyncEngineArgs":
-    """What the engine is built with."""
+    """The arguments with which the engine is built."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     return AsyncEngineArgs(
@@ -243,7 +248,7 @@ def _engine_arguments(
         logprobs_mode="raw_logprobs",  # before temperature and top-p
         max_logprobs=-1,  # no upper limit
         # The CPU build of vLLM 0.32 dies when it prefills a seeded prompt in two steps, because torch's CPU
-        # generators cannot be set back. None: vLLM's default.
+        # generators cannot be reset. None: vLLM's default.
         enable_chunked_prefill=False if device == "cpu" else None,
         generation_config="vllm",  # sampling settings come from us, not from the model's generation_config.json
         disable_log_stats=True,
