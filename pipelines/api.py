@@ -163,11 +163,11 @@ def sample(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questio
         cells = commands.plan_command(loaded, "sample")
         commands.run_sample(loaded, cells)
         plan = cells[0].plan
-        store = SampleStore(plan.sample.artifact)
-        index = store.index(sample_ids_of(plan.sample))
+        store = SampleStore(plan.first_sample.artifact)
+        index = store.index(sample_ids_of(plan.first_sample))
         # Not all candidates are sampled where fewer are enough.
         table = store.load(index, np.flatnonzero(index.stored), _SAMPLE_COLUMNS)
-        return Samples(plan.sample.artifact.url, plan.sample.output().manifest().counts, table)
+        return Samples(plan.first_sample.artifact.url, plan.first_sample.output().manifest().counts, table)
 
 
 def distill(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questions | None = None) -> Checkpoint:

@@ -158,7 +158,7 @@ def run_distill(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
     with driver_lease(recipe) as lease:
         # Only in streamed mode does this command make the missing samples; staged runs may have a single GPU for both.
         if recipe.runtime.mode == "staged":
-            _require_finished(recipe, plan, [plan.sample])
+            _require_finished(recipe, plan, [plan.first_sample])
         run_stages(recipe, plan, stages, lease)
     print_paths(checkpoint=model_url(plan.distill.artifact))
 
@@ -201,13 +201,13 @@ def command_summary(recipe: Recipe, command: str, cells: Sequence[Cell]) -> dict
 def stages_of_command(command: str, plan: Plan) -> list[Stage]:
     """All stages of a command, finished or not."""
     if command == "evaluate":
-        return plan.evaluation_stages
+        return plan.stages_for_evaluate
     if command == "analyse":
-        return plan.analysis_stages
+        return plan.stages_for_analyse
     if command == "sample":
-        return plan.sampling_stages
+        return plan.stages_for_sample
     if command == "distill":
-        return plan.training_stages
+        return plan.stages_for_distill
     return plan.stages
 
 
@@ -284,7 +284,7 @@ def _require_finished(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> No
             continue
         others = _made_with_other_settings(recipe, plan, stage)
         hint = f"; it holds {', '.join(others)}, made with other settings" if others else ""
-        command = "`study` first (or `sample`)" if stage is plan.sample else "`study` first"
+        command = "`study` first (or `sample`)" if stage is plan.first_sample else "`study` first"
         raise UserError(
             f"{recipe.storage}: no finished {artifact.name} of fingerprint {artifact.fingerprint}{hint}; run {command}"
         )

@@ -41,7 +41,7 @@ class Round:
 class Plan:
     """The stages of one study.
 
-    study: the whole. search_scales, choose_slot: where settings ask for them. measured: what sampling and training take
+    study: the whole. search_scales, choose_slot: where settings ask for them. resolved: what sampling and training take
     from these two. rounds: one, but for on-policy methods (`method.rounds`). other_tasks: by name.
     fingerprint: of the report, which shows the results of all stages.
     """
@@ -50,7 +50,7 @@ class Plan:
     prepare: Stage
     search_scales: Stage | None
     choose_slot: Stage | None
-    measured: Mapping[str, Input]
+    resolved: Mapping[str, Input]
     evaluate_base: Stage
     rounds: Sequence[Round]
     evaluate_distilled: Stage
@@ -60,7 +60,7 @@ class Plan:
     fingerprint: str
 
     @property
-    def sample(self) -> Stage:
+    def first_sample(self) -> Stage:
         """The sampling of the first round, which needs no training."""
         return self.rounds[0].sample
 
@@ -70,7 +70,7 @@ class Plan:
         return self.rounds[-1].distill
 
     @property
-    def sampling(self) -> list[Stage]:
+    def sample_stages(self) -> list[Stage]:
         """The sampling of every round."""
         return [each.sample for each in self.rounds]
 
@@ -96,39 +96,39 @@ class Plan:
         return [stage for stage in (self.search_scales, self.choose_slot) if stage is not None]
 
     @property
-    def evaluation_stages(self) -> list[Stage]:
+    def stages_for_evaluate(self) -> list[Stage]:
         """The stages of the command `evaluate`; of the distilled model, if there is one."""
-        stages = [self.prepare, *self._measured_for(self.evaluate_base), self.evaluate_base]
+        stages = [self.prepare, *self._measurements_for(self.evaluate_base), self.evaluate_base]
         if self.distill.artifact.is_finished:
             stages.append(self.evaluate_distilled)
         return stages
 
     @property
-    def analysis_stages(self) -> list[Stage]:
+    def stages_for_analyse(self) -> list[Stage]:
         """The stages of the command `analyse`; none without the section. The distilled model's too, if there is one."""
         if self.analyse_base is None or self.analyse_distilled is None:
             return []
-        used = (*self._measured_for(self.evaluate_base), *self._measured_for(self.analyse_base))
-        measured = [stage for stage in self.measurements if stage in used]
-        stages = [self.prepare, *measured, self.evaluate_base, self.analyse_base]
+        used = (*self._measurements_for(self.evaluate_base), *self._measurements_for(self.analyse_base))
+        measurements = [stage for stage in self.measurements if stage in used]
+        stages = [self.prepare, *measurements, self.evaluate_base, self.analyse_base]
         if self.distill.artifact.is_finished:
             stages += [self.evaluate_distilled, self.analyse_distilled]
         return stages
 
     @property
-    def sampling_stages(self) -> list[Stage]:
+    def stages_for_sample(self) -> list[Stage]:
         """The stages of the command `sample`."""
-        return [self.prepare, *self._measured_for(self.sample), self.sample]
+        return [self.prepare, *self._measurements_for(self.first_sample), self.first_sample]
 
-    def _measured_for(self, stage: Stage) -> list[Stage]:
+    def _measurements_for(self, stage: Stage) -> list[Stage]:
         """The measurements that a stage reads."""
         read = [each.artifact for each in stage.inputs.values()]
         return [measurement for measurement in self.measurements if measurement.artifact in read]
 
     @property
-    def training_stages(self) -> list[Stage]:
+    def stages_for_distill(self) -> list[Stage]:
         """The stages of the command `distill`."""
-        return [self.prepare, *self._measured_for(self.sample), *self._rounds]
+        return [self.prepare, *self._measurements_for(self.first_sample), *self._rounds]
 
     @property
     def _rounds(self) -> list[Stage]:
@@ -141,12 +141,12 @@ class Plan:
         Once a checkpoint is finished, the report does not need its samples: another study of a sweep, whose samples
         have the same responses, may have made it.
         """
-        sampling = self.sampling
-        return [stage for stage in self.stages if stage not in sampling or stage.artifact.is_finished]
+        sample_stages = self.sample_stages
+        return [stage for stage in self.stages if stage not in sample_stages or stage.artifact.is_finished]
 
 
 @dataclass(frozen=True, slots=True)
-class _Measured:
+class _ResolvedInputs:
     """The stages before the first evaluation, and what later stages take from them."""
 
     study: Study
@@ -180,7 +180,7 @@ class _Sampling:
 
     study: Study
     digests: Digests
-    measured: _Measured
+    resolved: _ResolvedInputs
     sample: Stage
 
 
@@ -223,24 +223,24 @@ def make_plans(recipes: Sequence[Recipe]) -> list[Plan]:
 
 
 def _make_plan(recipe: Recipe, sampling: _Sampling, with_teacher: Mapping[str, Stage]) -> Plan:
-    study, storage, digests, measured = sampling.study, recipe.storage, sampling.digests, sampling.measured
+    study, storage, digests, resolved = sampling.study, recipe.storage, sampling.digests, sampling.resolved
     rounds = _plan_rounds(storage, sampling, with_teacher)
     distill_stage = rounds[-1].distill
-    evaluate_base = evaluate.plan(study, storage, digests, measured.prepare, measured.for_evaluation)
+    evaluate_base = evaluate.plan(study, storage, digests, resolved.prepare, resolved.for_evaluation)
     evaluate_distilled = evaluate.plan(
-        study, storage, digests, measured.prepare, measured.for_evaluation, distill=distill_stage
+        study, storage, digests, resolved.prepare, resolved.for_evaluation, distill=distill_stage
     )
     analyse_base = analyse_distilled = None
     if study.analysis is not None:
         plan_analysis = functools.partial(
-            analyse.plan, study, storage, digests, measured.prepare, measured.for_training
+            analyse.plan, study, storage, digests, resolved.prepare, resolved.for_training
         )
         analyse_base = plan_analysis(evaluate_base)
         analyse_distilled = plan_analysis(evaluate_distilled, distill=distill_stage, base_analysis=analyse_base)
     other_tasks = {}
     for name, other in recipe.other_tasks.items():
         with prepare.naming_task(name):
-            other_tasks[name] = _plan_task(recipe, name, other, digests, measured, distill_stage)
+            other_tasks[name] = _plan_task(recipe, name, other, digests, resolved, distill_stage)
     # The fingerprint of a distilled evaluation covers the checkpoint, and with it the stages before.
     shown: list[Any] = [evaluate_base.fingerprint, evaluate_distilled.fingerprint]
     if analyse_distilled is not None:
@@ -253,10 +253,10 @@ def _make_plan(recipe: Recipe, sampling: _Sampling, with_teacher: Mapping[str, S
             shown.append(list(each.evaluation.retriever_ranks))
     return Plan(
         study=study,
-        prepare=measured.prepare,
-        search_scales=measured.search_scales,
-        choose_slot=measured.choose_slot,
-        measured=measured.for_training,
+        prepare=resolved.prepare,
+        search_scales=resolved.search_scales,
+        choose_slot=resolved.choose_slot,
+        resolved=resolved.for_training,
         evaluate_base=evaluate_base,
         rounds=rounds,
         evaluate_distilled=evaluate_distilled,
@@ -268,18 +268,18 @@ def _make_plan(recipe: Recipe, sampling: _Sampling, with_teacher: Mapping[str, S
 
 
 def _plan_rounds(storage: str, sampling: _Sampling, with_teacher: Mapping[str, Stage]) -> list[Round]:
-    study, digests, prepare_stage = sampling.study, sampling.digests, sampling.measured.prepare
-    measured = sampling.measured.for_training
+    study, digests, prepare_stage = sampling.study, sampling.digests, sampling.resolved.prepare
+    resolved = sampling.resolved.for_training
     sample_stage = sampling.sample
     if not study.method.needs_teacher:
         responses = sample.responses(sample_stage, digests)
         sample_stage = with_teacher.get(responses.fingerprint, sample_stage)
-    rounds = [Round(sample_stage, distill.plan(study, storage, digests, prepare_stage, measured, sample_stage))]
+    rounds = [Round(sample_stage, distill.plan(study, storage, digests, prepare_stage, resolved, sample_stage))]
     for number in range(2, study.method.rounds + 1):
         name, student = f" {number}", rounds[-1].distill
-        sample_stage = sample.plan(study, storage, digests, prepare_stage, measured, round_name=name, student=student)
+        sample_stage = sample.plan(study, storage, digests, prepare_stage, resolved, round_name=name, student=student)
         distill_stage = distill.plan(
-            study, storage, digests, prepare_stage, measured, sample_stage, round_name=name, student=student
+            study, storage, digests, prepare_stage, resolved, sample_stage, round_name=name, student=student
         )
         rounds.append(Round(sample_stage, distill_stage))
     return rounds
@@ -295,12 +295,12 @@ def _plan_sampling(recipe: Recipe) -> _Sampling:
     if study.model.engine == "openai" and recipe.runtime.endpoint.served_model:
         model = f"{model}, asked as {recipe.runtime.endpoint.served_model}"
     digests = Digests(model, file_digest(study.data.path))
-    measured = _plan_measured(study, storage, digests)
-    sample_stage = sample.plan(study, storage, digests, measured.prepare, measured.for_training)
-    return _Sampling(study, digests, measured, sample_stage)
+    resolved = _plan_resolved(study, storage, digests)
+    sample_stage = sample.plan(study, storage, digests, resolved.prepare, resolved.for_training)
+    return _Sampling(study, digests, resolved, sample_stage)
 
 
-def _plan_measured(study: Study, storage: str, digests: Digests) -> _Measured:
+def _plan_resolved(study: Study, storage: str, digests: Digests) -> _ResolvedInputs:
     prepare_stage = prepare.plan(study, storage, digests)
     search_stage = choose_stage = None
     scales = {}
@@ -309,11 +309,11 @@ def _plan_measured(study: Study, storage: str, digests: Digests) -> _Measured:
         scales["scales"] = search_stage.output()
     if study.method.advantageous_slot == "auto" or study.inference.method == "reorder":
         choose_stage = choose_slot.plan(study, storage, digests, prepare_stage, scales)
-    return _Measured(study, prepare_stage, search_stage, choose_stage)
+    return _ResolvedInputs(study, prepare_stage, search_stage, choose_stage)
 
 
 def _plan_task(
-    recipe: Recipe, name: str, other: Study, digests: Digests, measured: _Measured, distill_stage: Stage
+    recipe: Recipe, name: str, other: Study, digests: Digests, resolved: _ResolvedInputs, distill_stage: Stage
 ) -> TaskPlan:
     """The data and evaluation of another recipe, with this recipe's models, inference and seeds.
 
@@ -325,7 +325,7 @@ def _plan_task(
         _require_reorderable(name, other)
     # Dumped and validated again, so that the replaced sections are checked against the others.
     raw = other.model_dump(mode="json")
-    raw["model"] = measured.study.model.model_dump(mode="json")
+    raw["model"] = resolved.study.model.model_dump(mode="json")
     raw["seed"] = recipe.study.seed
     raw["evaluation"]["seed"] = recipe.study.evaluation.seed
     # Only at the prompt length of the other recipe's own training: that is what is compared.
@@ -339,9 +339,9 @@ def _plan_task(
     return TaskPlan(
         study,
         prepare_stage,
-        evaluate.plan(study, storage, own_digests, prepare_stage, measured.for_evaluation, task=name),
+        evaluate.plan(study, storage, own_digests, prepare_stage, resolved.for_evaluation, task=name),
         evaluate.plan(
-            study, storage, own_digests, prepare_stage, measured.for_evaluation, distill=distill_stage, task=name
+            study, storage, own_digests, prepare_stage, resolved.for_evaluation, distill=distill_stage, task=name
         ),
     )
 

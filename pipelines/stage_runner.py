@@ -38,7 +38,7 @@ def run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage], lease: Lease
         duration = "cached"
         if manifest is not None:
             _check_finished(stage)
-        elif stage in plan.sampling and streams:
+        elif stage in plan.sample_stages and streams:
             continue  # the round's stage `distill` trains on the samples while they are made, and publishes them
         else:
             # Made only when a stage must run, so that a finished study imports no Ray.

@@ -118,7 +118,7 @@ def _check_prompts(
             longest = heapq.nlargest(_LONGEST, evaluated, key=length)
             if longest:
                 checked.append(_check_examples(limits, name, longest, count, study.evaluation.max_new_tokens))
-    if study is plan.study and plan.sample in stages:
+    if study is plan.study and plan.first_sample in stages:
         # A sample whose prompt is too long is a failed one, of which some are allowed. If the shortest is, all are.
         length = functools.partial(_characters, documents=study.data.documents)
         shortest = heapq.nsmallest(1, islice(train, _MAX_EXAMPLES), key=length)

@@ -27,8 +27,8 @@ from pos2distill.tasks.permutations import advantageous_slots
 from ..artifact_names import BASE_ANALYSIS, DISTILLED_ANALYSIS
 from ..progress import show_stage
 from .answers import PREDICTIONS, PROMPT_FIELDS
-from .measured import with_distilled, with_measured
 from .prepare import EVALUATION, evaluation_examples
+from .resolve import resolve_auto_settings, with_distilled
 from .sample import TEACHERS
 from .stage import Digests, Input, RunContext, Stage, recorded_seconds
 
@@ -56,7 +56,7 @@ def plan(
     storage: str,
     digests: Digests,
     prepare: Stage,
-    measured: Mapping[str, Input],
+    resolved: Mapping[str, Input],
     evaluation: Stage,
     *,
     distill: Stage | None = None,
@@ -65,11 +65,11 @@ def plan(
     """The analysis of the base model, or of the model that the stage `distill` makes.
 
     Args:
-        measured: what was measured of the model before. evaluation: of the same model.
+        resolved: what earlier stages measured of the model. evaluation: of the same model.
         base_analysis: that of the base model, for that of the distilled one.
     """
     settings = restrict(study, _FIELDS)
-    inputs = {"examples": evaluation_examples(prepare, digests), "predictions": evaluation.output(), **measured}
+    inputs = {"examples": evaluation_examples(prepare, digests), "predictions": evaluation.output(), **resolved}
     name, folder = "analyse base", BASE_ANALYSIS
     if distill is not None and base_analysis is not None:
         inputs["checkpoint"] = distill.output()
@@ -85,7 +85,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     Counts: examples = right + wrong + empty + failed, of the answers at the advantageous slot; passes = right answers *
     placements.
     """
-    base = with_measured(stage.study, stage.inputs)
+    base = resolve_auto_settings(stage.study, stage.inputs)
     study = with_distilled(base, stage.inputs)
     artifact = stage.artifact
     artifact.fs.makedirs(artifact.path, exist_ok=True)

@@ -17,8 +17,8 @@ from pos2distill.tasks.permutations import candidate_placements
 
 from ..artifact_names import SLOT_SCORES
 from .answers import PROMPT_FIELDS, predict, publish
-from .measured import with_measured
 from .prepare import TRAIN, count_training, training_examples
+from .resolve import resolve_auto_settings
 from .stage import Digests, Input, RunContext, Stage, recorded_seconds
 
 _BOOTSTRAP_SAMPLES = 2000
@@ -32,14 +32,14 @@ _FIELDS = (
 )
 
 
-def plan(study: Study, storage: str, digests: Digests, prepare: Stage, measured: Mapping[str, Input]) -> Stage:
+def plan(study: Study, storage: str, digests: Digests, prepare: Stage, resolved: Mapping[str, Input]) -> Stage:
     """The stage of a study whose advantageous slot is `auto`, or whose documents are reordered.
 
     Args:
-        measured: the searched RoPE scales, if there are some.
+        resolved: the searched RoPE scales, if there are some.
     """
     settings = restrict(study, _FIELDS)
-    inputs = {"examples": training_examples(prepare, digests), **measured}
+    inputs = {"examples": training_examples(prepare, digests), **resolved}
     artifact = Artifact(storage, SLOT_SCORES, digests.fingerprint(settings, inputs))
     return Stage("choose slot", artifact, settings, run, inputs)
 
@@ -49,7 +49,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
 
     Counts: as of `count_answers`.
     """
-    study = with_measured(stage.study, stage.inputs)
+    study = resolve_auto_settings(stage.study, stage.inputs)
     # Both uses require a single number of hops, which `Study` has checked.
     (hops,) = study.data.hops
     documents = study.data.documents

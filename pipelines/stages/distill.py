@@ -25,8 +25,8 @@ from ..progress import is_quiet
 from ..progress_tracker import ProgressSpec, RunProgress
 from . import sample
 from .answers import PROMPT_FIELDS
-from .measured import with_distilled, with_measured
 from .prepare import TRAIN, training_examples
+from .resolve import resolve_auto_settings, with_distilled
 from .stage import Digests, Input, RunContext, Stage, record_stopped
 
 # Every setting of the method except those of `auto`, which have an influence only through the chosen slot.
@@ -63,7 +63,7 @@ def plan(
     storage: str,
     digests: Digests,
     prepare: Stage,
-    measured: Mapping[str, Input],
+    resolved: Mapping[str, Input],
     samples: Stage,
     *,
     round_name: str = "",
@@ -72,7 +72,7 @@ def plan(
     """The stage of a study.
 
     Args:
-        measured: what was measured of the model before.
+        resolved: what earlier stages measured of the model.
         round_name: part of the stage's name. student: the earlier round that made the model which is trained further;
             default: the study's model.
     """
@@ -83,7 +83,7 @@ def plan(
     settings = restrict(study, fields)
     # Only the responses of the samples: how training uses a teacher is in this stage's own settings.
     responses = sample.responses(samples, digests)
-    inputs = {"examples": training_examples(prepare, digests), "samples": responses, **measured}
+    inputs = {"examples": training_examples(prepare, digests), "samples": responses, **resolved}
     if student is not None:
         inputs["student"] = student.output()
     artifact = Artifact(storage, CHECKPOINT, digests.fingerprint(settings, inputs))
@@ -209,7 +209,7 @@ def _keep_samples(samples: Stage, runtime: Runtime, progress: RunProgress) -> No
 
 
 def _job(stage: Stage, context: RunContext, samples: Stage) -> TrainingJob:
-    study = with_measured(stage.study, stage.inputs)
+    study = resolve_auto_settings(stage.study, stage.inputs)
     return TrainingJob(
         name=context.name,
         logged_settings=context.logged_settings,

@@ -15,8 +15,8 @@ from pos2distill.tasks.prompts import MessageBuilder
 
 from ..artifact_names import BASE_SCORES, DISTILLED_SCORES
 from .answers import PROMPT_FIELDS, predict, publish
-from .measured import with_distilled, with_measured
 from .prepare import EVALUATION, evaluation_examples
+from .resolve import resolve_auto_settings, with_distilled
 from .stage import Digests, Input, RunContext, Stage, recorded_seconds
 
 # By method. The others change the model alone, by the scales in its section.
@@ -33,7 +33,7 @@ def plan(
     storage: str,
     digests: Digests,
     prepare: Stage,
-    measured: Mapping[str, Input],
+    resolved: Mapping[str, Input],
     *,
     distill: Stage | None = None,
     task: str | None = None,
@@ -41,7 +41,7 @@ def plan(
     """The evaluation of the base model, or of the model that the stage `distill` makes.
 
     Args:
-        measured: what was measured of the model before.
+        resolved: what earlier stages measured of the model.
     """
     fields = [*PROMPT_FIELDS, *_EVALUATION]
     fields += _INFERENCE.get(study.inference.method, ())
@@ -53,7 +53,7 @@ def plan(
     if study.evaluation.reference_prompts:
         fields.append("evaluation.reference_prompts")
     settings = restrict(study, fields)
-    inputs = {"examples": evaluation_examples(prepare, digests), **measured}
+    inputs = {"examples": evaluation_examples(prepare, digests), **resolved}
     name, folder = "evaluate base", BASE_SCORES
     if distill is not None:
         inputs["checkpoint"] = distill.output()
@@ -69,7 +69,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
 
     Counts: as of `count_answers`.
     """
-    study = with_distilled(with_measured(stage.study, stage.inputs), stage.inputs)
+    study = with_distilled(resolve_auto_settings(stage.study, stage.inputs), stage.inputs)
     examples = stage.inputs["examples"]
     count = len(examples.artifact.read_table(EVALUATION, ["example_id"]))
     specs = eval_specs(study, stage.inputs.get("curve")) + reference_specs(study)

@@ -39,8 +39,8 @@ from ..artifact_names import SAMPLES
 from ..executors.protocol import Stream, Tracker
 from ..progress_tracker import ProgressSpec, RunProgress
 from .answers import PROMPT_FIELDS
-from .measured import with_distilled, with_measured
 from .prepare import TRAIN, training_examples, training_ids
+from .resolve import resolve_auto_settings, with_distilled
 from .stage import Digests, Input, RunContext, Stage, record_stopped
 
 TEACHERS = "teachers"
@@ -57,7 +57,7 @@ def plan(
     storage: str,
     digests: Digests,
     prepare: Stage,
-    measured: Mapping[str, Input],
+    resolved: Mapping[str, Input],
     *,
     round_name: str = "",
     student: Stage | None = None,
@@ -65,7 +65,7 @@ def plan(
     """The stage of a study.
 
     Args:
-        measured: what was measured of the model before.
+        resolved: what earlier stages measured of the model.
         round_name: part of the stage's name. student: the earlier round that made the model which answers; default: the
             study's model.
     """
@@ -76,7 +76,7 @@ def plan(
         # With the default weight there are anchor rows, and their number does not depend on it.
         fields += ["method.anchor_weight"] if not study.method.anchor_weight else []
     settings = restrict(study, fields)
-    inputs = {"examples": training_examples(prepare, digests), **measured}
+    inputs = {"examples": training_examples(prepare, digests), **resolved}
     if student is not None:
         inputs["student"] = student.output()
     # The stored values, not the setting: `resident` and `none` both store nothing and can use the same samples.
@@ -166,7 +166,7 @@ def sampling_operators(
     stage: Stage, runtime: Runtime, counter: SampleCounter, *, return_samples: bool
 ) -> list[Operator]:
     """The operators from blocks of missing samples to stored samples."""
-    base = with_measured(stage.study, stage.inputs)
+    base = resolve_auto_settings(stage.study, stage.inputs)
     study = with_distilled(base, stage.inputs)
     teacher = stage.derived["teacher"]
     specs = [PromptSpec(study.data.documents, placements=None)]

@@ -164,7 +164,7 @@ def test_a_stage_that_is_stopped_after_it_was_published_keeps_its_provenance(
     recipe = make_recipe(runtime={"executor": "local"})
     with pytest.raises(Stopped):
         run_sample(recipe)
-    provenance = read_provenance(make_plan(recipe).sample.artifact)
+    provenance = read_provenance(make_plan(recipe).first_sample.artifact)
     assert provenance is not None
     assert provenance.stage == "sample"
 

@@ -62,7 +62,7 @@ def test_study_with_a_template_has_its_prompts_everywhere(
     # The page puts them together from the frame, in which the user's message is.
     chat = plan.evaluate_base.output().details("chat")["chat"]
     assert chat == ["<s><|system|>", "<|end|><|user|>Q: {question}<|end|><|assistant|>"]
-    samples = plan.sample.artifact
+    samples = plan.first_sample.artifact
     assert main(["inspect", samples.url, "--prompts", "--limit", "1", "--json"]) == 0
     sampled = capsys.readouterr().out
     assert "<|system|>Answer from this:" in sampled

@@ -105,7 +105,7 @@ def test_warn_of_settings_names_limits_that_are_short_for_chains(
     ]
     # Of commands that sample nothing.
     warn_once.cache_clear()
-    warn_of_settings(recipe, make_plan(recipe).evaluation_stages)
+    warn_of_settings(recipe, make_plan(recipe).stages_for_evaluate)
     assert capsys.readouterr().err == ""
 
 
@@ -324,8 +324,8 @@ ALL = ["runtime.samplers.gpus=1", "runtime.teachers.gpus=1", "runtime.trainers.g
                 *("runtime.vllm.gpu_memory_utilization=0.5", "runtime.mode=staged"),
             ],
         ),
-        (1, {"runtime": {"executor": "local"}}, "evaluation_stages", ["runtime.samplers.gpus=1"]),
-        (1, {"model": {"engine": "fake"}}, "evaluation_stages", []),
+        (1, {"runtime": {"executor": "local"}}, "stages_for_evaluate", ["runtime.samplers.gpus=1"]),
+        (1, {"model": {"engine": "fake"}}, "stages_for_evaluate", []),
         (1, {"runtime": {"trainers": {"gpus": 1}}}, "stages", []),
         (0, {}, "stages", []),
     ],

@@ -165,7 +165,7 @@ def test_dry_run_shows_the_stages_of_its_command(
 def test_dry_run_shows_cached_stages(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     loaded = load_recipe(recipe)
     claim_storage(loaded.storage, loaded.name)
-    artifact = make_plan(loaded).sample.artifact
+    artifact = make_plan(loaded).first_sample.artifact
     with artifact.writing():
         artifact.publish(counts={}, seconds={})
     assert command_line.main(["study", recipe, "--dry-run"]) == 0
@@ -205,7 +205,7 @@ def test_distill_names_samples_of_other_settings(recipe: str, capsys: pytest.Cap
     with Artifact(resolved.storage, "samples", "feedfeedfeedfeed").writing():
         Artifact(resolved.storage, "samples", "feedfeedfeedfeed").publish(counts={}, seconds={})
     assert command_line.main(["distill", recipe, "runtime.mode=staged"]) == 2
-    expected = make_plan(resolved).sample.fingerprint
+    expected = make_plan(resolved).first_sample.fingerprint
     assert (
         f"no finished samples of fingerprint {expected}; it holds feedfeedfeedfeed, made with other settings; "
         "run `study` first (or `sample`)"
