@@ -27,10 +27,10 @@ from .api_input import (
     AnyRecipe,
     Questions,
     Settings,
-    no_command_line,
-    plain,
+    errors_name_arguments,
     questions_file,
     to_overrides,
+    to_plain_value,
     to_recipe,
     to_text,
 )
@@ -45,7 +45,15 @@ if TYPE_CHECKING:
 
 # The columns of a sample without token ids and tensors.
 _SAMPLE_COLUMNS = [
-    *("sample_id", "example_id", "slots", "text", "truncated_text", "correct", "outcome", "error", "finish_reason"),
+    "sample_id",
+    "example_id",
+    "slots",
+    "text",
+    "truncated_text",
+    "correct",
+    "outcome",
+    "error",
+    "finish_reason",
 ]
 
 
@@ -147,12 +155,12 @@ def evaluate(
         raise UserError("evaluate: expected either a recipe, or model and data")
     options = {"base_url": base_url, "documents": documents, "slots": slots, "examples": examples}
     with questions_file(data) as file:
-        with no_command_line(settings):
+        with errors_name_arguments(settings):
             loaded = recipe_of_questions(
                 to_text(model, "model"),
                 file,
                 overrides=to_overrides(settings),
-                **{name: plain(value, name) for name, value in options.items()},
+                **{name: to_plain_value(value, name) for name, value in options.items()},
             )
         return commands.run_evaluate(loaded)[-1]
 

@@ -239,7 +239,7 @@ def _make_plan(recipe: Recipe, sampling: _Sampling, with_teacher: Mapping[str, S
         analyse_distilled = plan_analysis(evaluate_distilled, distill=distill_stage, base_analysis=analyse_base)
     other_tasks = {}
     for name, other in recipe.other_tasks.items():
-        with prepare.naming_task(name):
+        with prepare.prefix_task_errors(name):
             other_tasks[name] = _plan_task(recipe, name, other, digests, resolved, distill_stage)
     # The fingerprint of a distilled evaluation covers the checkpoint, and with it the stages before.
     shown: list[Any] = [evaluate_base.fingerprint, evaluate_distilled.fingerprint]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pos2distill.config import Recipe
 from pos2distill.errors import TransientError, warn
 from pos2distill.evaluation.count_warnings import count_warnings
-from pos2distill.startup import is_program
+from pos2distill.startup import is_cli_process
 from pos2distill.store.artifacts import Manifest
 from pos2distill.store.checkpoint_layout import MODEL_FOLDER, STATE_FOLDER, STEPS_FOLDER
 from pos2distill.store.lease import Lease, exit_immediately, hold_lease
@@ -117,7 +117,7 @@ def driver_lease(recipe: Recipe) -> Iterator[Lease]:
     # Another recipe's storage is refused now, not after waiting for its driver to end.
     is_new = claim_storage(recipe.storage, recipe.name)
     try:
-        with hold_lease(recipe.storage, on_lost=exit_immediately if is_program() else None) as lease:
+        with hold_lease(recipe.storage, on_lost=exit_immediately if is_cli_process() else None) as lease:
             claim_storage(recipe.storage, recipe.name)  # again: the previous driver may have released it
             try:
                 yield lease

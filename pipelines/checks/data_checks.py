@@ -18,7 +18,7 @@ from pos2distill.tasks.readers import data_bytes
 
 from ..artifact_names import BASE_SCORES, DISTILLED_SCORES
 from ..plan import Plan
-from ..stages.prepare import EVALUATION, TRAIN, naming_task
+from ..stages.prepare import EVALUATION, TRAIN, prefix_task_errors
 from ..stages.stage import Stage
 
 # A data file of up to this size is read whole; of a larger one the first records. The stage `prepare` reads all.
@@ -52,7 +52,7 @@ def check_data(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> list[Chec
     for name, study, prepare in _tasks(plan):
         if prepare not in stages:
             continue
-        with naming_task(name):
+        with prefix_task_errors(name):
             examples = _prepared(prepare) if prepare.artifact.is_finished else _read(prepare)
             checked += _check_prompts(name, study, recipe.runtime.endpoint, plan, stages, *examples)
     return checked
@@ -65,7 +65,7 @@ def check_prompts(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
     """
     for name, study, prepare in _tasks(plan):
         if prepare in stages:
-            with naming_task(name):
+            with prefix_task_errors(name):
                 _check_prompts(name, study, recipe.runtime.endpoint, plan, stages, *_prepared(prepare))
 
 

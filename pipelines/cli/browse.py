@@ -1,4 +1,4 @@
-"""The commands for finished results: `inspect`, `runs` and `compare` read them, `export` and `push` give them away."""
+"""Commands for finished results: `inspect`, `runs` and `compare` read them, `export` and `push` copy them elsewhere."""
 
 import argparse
 import json

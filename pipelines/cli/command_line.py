@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         exit_code = _report_error(line)
         if is_transient(error):
-            _wait_out()
+            _delay_failed_attempt()
         return exit_code
 
 
@@ -116,7 +116,7 @@ def _stop_or_delay_retries(error: UserError) -> None:
     After a fault that may be of this attempt's machine alone, the operator tries again at once.
     """
     if isinstance(error, TransientError):
-        _wait_out()
+        _delay_failed_attempt()
     elif not isinstance(error, MachineError):
         _stop_retries()
 
@@ -129,8 +129,8 @@ def _stop_retries(why: str = NOT_RETRIED) -> None:
         stop_own_job(why)
 
 
-def _wait_out() -> None:
-    """On such a cluster, leave a storage, a hub or the network time to come back: of attempts there are few."""
+def _delay_failed_attempt() -> None:
+    """On such a cluster, wait before this attempt ends: the fault may pass, and attempts are limited."""
     if os.environ.get(JOB_DASHBOARD_VARIABLE):
         minutes = _FAILED_ATTEMPT_SECONDS / 60
         print(f"this attempt ends in {minutes:g} minutes, since the cause may pass", file=sys.stderr, flush=True)
@@ -249,6 +249,7 @@ def _run_command(options: argparse.Namespace, recipe: Recipe, gate: dict[str, An
         from .. import commands
         from ..attempts import record_failure
         from ..interrupt import terminable
+        from ..progress import set_quiet
 
     functions: dict[str, Callable[..., object]] = {
         "study": commands.run_study,
@@ -258,10 +259,8 @@ def _run_command(options: argparse.Namespace, recipe: Recipe, gate: dict[str, An
         "distill": commands.run_distill,
         "report": commands.run_report,
     }
-    from ..progress import be_quiet
-
     if options.quiet:
-        be_quiet()
+        set_quiet()
     gate_error = None
     try:
         # SIGTERM raises like Ctrl-C, so that `finally` blocks release the storage and remove unfinished files.

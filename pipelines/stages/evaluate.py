@@ -86,7 +86,7 @@ def _chat_frame(study: Study) -> dict[str, Any]:
 
 
 def _prompt_lengths(study: Study, predictions: pa.Table) -> dict[str, Any]:
-    """The tokens of prompts, by number of documents, and of the model's context; null where a server tells neither."""
+    """The tokens of prompts by number of documents, and of the model's context; null if not reported by a server."""
     context = study.model.max_length
     if not study.model.is_served_name:
         from pos2distill.models.load import context_length

@@ -48,7 +48,11 @@ TEACHERS = "teachers"
 
 _FIELDS = (
     *PROMPT_FIELDS,
-    *("data.train_examples", "seed", "method.advantageous_slot", "method.teacher_slot", "sampling"),
+    "data.train_examples",
+    "seed",
+    "method.advantageous_slot",
+    "method.teacher_slot",
+    "sampling",
 )
 
 

@@ -127,15 +127,15 @@ def test_commands_that_write_artifacts_hold_the_lease(
         COMMANDS[command](recipe)
 
 
-@pytest.mark.parametrize(("is_program", "ended"), [(True, ["lost"]), (False, [])])
+@pytest.mark.parametrize(("is_cli_process", "ended"), [(True, ["lost"]), (False, [])])
 def test_a_lost_lease_ends_the_program_and_of_other_processes_the_call(
-    make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch, is_program: bool, ended: list[str]
+    make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch, is_cli_process: bool, ended: list[str]
 ) -> None:
     reported: list[str] = []
     monkeypatch.setattr(stage_runner, "exit_immediately", reported.append)
-    monkeypatch.setattr(stage_runner, "is_program", lambda: is_program)
+    monkeypatch.setattr(stage_runner, "is_cli_process", lambda: is_cli_process)
     monkeypatch.setattr(stage_runner, "hold_lease", lose_at_once)
-    error: type[Exception] = Stopped if is_program else TransientError
+    error: type[Exception] = Stopped if is_cli_process else TransientError
     with pytest.raises(error, match=r"^lost$"), stage_runner.driver_lease(make_recipe()):
         raise Stopped("lost", 130)
     assert reported == ended
