@@ -129,7 +129,7 @@ def evaluate(
     slots: int | str | Sequence[int] | None = None,
     examples: int | None = None,
 ) -> Evaluation:
-    """Accuracy by slot, without training: of a recipe's checkpoint (of its base model before there is one), or of any
+    """Accuracy by slot, without training, of a recipe's checkpoint (of its base model before there is one), or of any
     model with a file of questions.
 
     Args:
@@ -166,7 +166,7 @@ def evaluate(
 
 
 def sample(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questions | None = None) -> Samples:
-    """Sample the advantaged answers of a recipe's training examples. Arguments and errors: as of `evaluate`."""
+    """Sample the advantaged answers of a recipe's training examples. Arguments and errors: as in `evaluate`."""
     with _loaded(recipe, settings, data) as loaded:
         cells = commands.plan_command(loaded, "sample")
         commands.run_sample(loaded, cells)
@@ -179,7 +179,7 @@ def sample(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questio
 
 
 def distill(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questions | None = None) -> Checkpoint:
-    """Train a recipe's checkpoint from its samples. Arguments and errors: as of `evaluate`."""
+    """Train a recipe's checkpoint from its samples. Arguments and errors: as in `evaluate`."""
     with _loaded(recipe, settings, data) as loaded:
         cells = commands.plan_command(loaded, "distill")
         commands.run_distill(loaded, cells)
@@ -187,7 +187,7 @@ def distill(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questi
 
 
 def study(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questions | None = None) -> StudyResult:
-    """Run the whole chain of a recipe: evaluate, sample, distil, evaluate, report. Arguments: as of `evaluate`.
+    """Run the whole chain of a recipe: evaluate, sample, distil, evaluate, report. Arguments: as in `evaluate`.
 
     Raises:
         UserError: as `evaluate`, and for a sweep, which the command line runs.

@@ -65,7 +65,7 @@ def to_overrides(settings: Settings | None) -> list[str]:
     """Settings by dotted name as `section.field=value`.
 
     Raises:
-        UserError: naming the setting whose value is no number, text, list or mapping.
+        UserError: naming the setting whose value is not a number, text, list or mapping.
     """
     if settings is None:
         return []

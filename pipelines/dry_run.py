@@ -23,7 +23,7 @@ _PROMPT_LINES = 5  # shown of its start and of its end
 def show(recipe: Recipe, command: str, *, full: bool, baseline: str | None = None) -> None:
     """Print the settings that differ from the defaults, what the command would run, and parts of a prompt.
 
-    full: all settings, and the whole prompt. baseline: of the gate, as of `run_evaluate`.
+    full: all settings, and the whole prompt. baseline: URL of the predictions that the gate compares with.
 
     Raises:
         UserError: as `describe`, or if there is no baseline; then nothing is printed.

@@ -58,7 +58,7 @@ class RateEstimator:
         self.changes = 0  # after the first result
 
     def update(self, count: int, now: float, idle_seconds: float = math.inf) -> None:
-        """So much is finished at this time, in seconds. idle_seconds: as of `Figures`."""
+        """So much is finished at this time, in seconds. idle_seconds: as in `Figures`."""
         self.last_sign = max(self.last_sign, now - idle_seconds)
         if self.first_result is not None and count != self.count:
             self.changes += 1
@@ -152,7 +152,7 @@ def show_stage(label: str, total: int, *, done: int, unit: str, hint: str) -> It
     """Show a progress bar, or lines where there is no terminal, while the body counts.
 
     Args:
-        done: of an earlier run. unit: what is counted, in the singular. hint: as of `show_progress`.
+        done: the count of an earlier run. unit: what is counted, in the singular. hint: as in `show_progress`.
     """
     stage = StageProgress(done)
     with _shown(Counted(label, total, done, unit, stage.figures, hint)):

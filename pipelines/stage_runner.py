@@ -28,7 +28,7 @@ def run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage], lease: Lease
     """Run the stages that are not finished, in order, and print a line for each.
 
     Raises:
-        UserError: as of the stages; what they stored stays.
+        UserError: if a stage raises it; what the stages stored stays.
     """
     streams = plan.distill in stages and recipe.runtime.mode == "streamed"
     runner: _StageRunner | None = None

@@ -31,9 +31,10 @@ _MANY_UNKNOWN = 0.2
 
 @dataclass(frozen=True, slots=True)
 class CheckedPrompts:
-    """Evaluation prompts of one length. text: of the longest one that was checked, special tokens included.
+    """Evaluation prompts of one length.
 
-    tokens: of that one; None behind a server. reserve: tokens kept free for the answer.
+    text: the longest prompt that was checked, special tokens included. tokens: its length; None behind a server.
+    reserve: tokens kept free for the answer.
     """
 
     task: str | None
@@ -46,7 +47,7 @@ class CheckedPrompts:
 def check_data(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> list[CheckedPrompts]:
     """For `--dry-run`: read the records that are not prepared yet, and check prompts of them (`check_prompts`).
 
-    Of a file above 64 MiB only the first 2,000 records are read; a run reads all of them before it starts Ray.
+    From a file above 64 MiB only the first 2,000 records are read; a run reads all of them before it starts Ray.
     """
     checked = []
     for name, study, prepare in _tasks(plan):
@@ -129,7 +130,10 @@ def _check_prompts(
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """What prompts of a study must fit. served_context: of a server that names it. vocabulary: 0 behind a server."""
+    """What prompts of a study must fit.
+
+    served_context: tokens of the server's context, if it reports them. vocabulary: its size; 0 behind a server.
+    """
 
     study: Study
     endpoint: EndpointSection

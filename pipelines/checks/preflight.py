@@ -83,7 +83,7 @@ def check_placement(run: PendingRun) -> None:
     # For a name on a server, a revision only distinguishes models that had it at different times.
     has_revisions = model.is_served_name or is_hub_name(model.path)
     if model.revision is not None and not has_revisions:
-        raise UserError(f"model.revision: {model.path} is no hub name and has no revisions; set model.revision=null")
+        raise UserError(f"model.revision: {model.path} is not a hub name and has no revisions; set model.revision=null")
 
 
 def check_folder_names(run: PendingRun) -> None:

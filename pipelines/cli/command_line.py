@@ -150,7 +150,7 @@ def _output_is_closed() -> bool:
     """Whether the reader of a pipe from this program has ended (`| head`). Then nothing more is written to it."""
     try:
         output = sys.stdout.fileno()
-    except OSError:  # it is no file
+    except OSError:  # it is not a file
         return False
     poll = select.poll()
     poll.register(output, 0)

@@ -93,7 +93,7 @@ def _add_submit(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     command = _add_command(commands, "submit", text, SUBMIT)
     command.add_argument("words", nargs="+", metavar="[COMMAND] RECIPE or setting", help=WORDS_HELP)
     command.add_argument(
-        "--address", required=True, metavar="URL", help="of the cluster's dashboard, for example http://127.0.0.1:8265"
+        "--address", required=True, metavar="URL", help="the cluster's dashboard, for example http://127.0.0.1:8265"
     )
     command.add_argument(
         "--allow-plain-http", action="store_true", help="send the token to another machine without encryption"

@@ -20,7 +20,7 @@ from .report import TaskResults, describe_run, provenance_or_now, read_search, r
 def write_evaluations(recipe: Recipe, plan: Plan) -> dict[str, Evaluation]:
     """Write `evaluation/`: index.html, summary.json, curves.csv and pictures.
 
-    Returns: as `read_evaluations`.
+    Returns: see `read_evaluations`.
     """
     evaluations = read_evaluations(recipe, plan)
     if len(evaluations) == 1:

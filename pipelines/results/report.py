@@ -1,6 +1,6 @@
 """The report: everything the artifacts of a study hold, for people and programs.
 
-It is no stage and has no artifact: `report/` is of the study that was reported last (see `folders`).
+It is not a stage and has no artifact: `report/` shows the study that was reported last (see `folders`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -174,7 +174,7 @@ def describe_run(
     fingerprint: str,
     prompt_lengths: Mapping[str, Any],
 ) -> RunDescription:
-    """What a page shows of a run besides its results. Args: as of `RunDescription`; stages: those that are counted."""
+    """What a page shows of a run besides its results. Args: see `RunDescription`; stages: those that are counted."""
     counts, seconds = _counts_and_seconds(stages)
     return RunDescription(
         name=recipe.name,

@@ -65,8 +65,8 @@ def plan(
     """The analysis of the base model, or of the model that the stage `distill` makes.
 
     Args:
-        resolved: what earlier stages measured of the model. evaluation: of the same model.
-        base_analysis: that of the base model, for that of the distilled one.
+        resolved: what earlier stages measured of the model. evaluation: the evaluation of the same model.
+        base_analysis: the analysis of the base model, for that of the distilled one.
     """
     settings = restrict(study, _FIELDS)
     inputs = {"examples": evaluation_examples(prepare, digests), "predictions": evaluation.output(), **resolved}

@@ -47,7 +47,7 @@ def plan(study: Study, storage: str, digests: Digests, prepare: Stage, resolved:
 def run(stage: Stage, context: RunContext) -> Manifest:
     """Evaluate the base model and record the best slots (the first of equal ones), their accuracy and interval.
 
-    Counts: as of `count_answers`.
+    Counts: see `count_answers`.
     """
     study = resolve_auto_settings(stage.study, stage.inputs)
     # Both uses require a single number of hops, which `Study` has checked.

@@ -67,7 +67,7 @@ def plan(
 def run(stage: Stage, context: RunContext) -> Manifest:
     """Evaluate one model at every placement and write the predictions.
 
-    Counts: as of `count_answers`.
+    Counts: see `count_answers`.
     """
     study = with_distilled(resolve_auto_settings(stage.study, stage.inputs), stage.inputs)
     examples = stage.inputs["examples"]

@@ -236,11 +236,11 @@ def publish(stage: Stage, runtime: Runtime, progress: RunProgress | None) -> Man
     """Count what the store holds, and publish it.
 
     Args:
-        progress: of this run; None if it had nothing to sample.
+        progress: figures of this run; None if it had nothing to sample.
 
     Counts: sampled = kept + surplus + wrong + empty + failed; kept are trained on, at most as many as wanted, and
     surplus is what was kept beyond; hit_max_tokens of all sampled were cut off at the length limit; thoughts and
-    unfinished_thoughts, if there are some, as of `count_thoughts`.
+    unfinished_thoughts, if there are some: see `count_thoughts`.
 
     Raises:
         UserError: if nothing was kept, or too many samples failed, also in earlier runs.
