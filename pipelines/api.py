@@ -150,7 +150,7 @@ def evaluate(
                 "in settings, for example {'evaluation.slots': 5}"
             )
         with _loaded(recipe, settings, data) as loaded:
-            return commands.run_evaluate(loaded)[-1]
+            return _run_evaluate(loaded)
     if model is None or data is None or recipe is not None:
         raise UserError("evaluate: expected either a recipe, or model and data")
     options = {"base_url": base_url, "documents": documents, "slots": slots, "examples": examples}
@@ -162,7 +162,7 @@ def evaluate(
                 overrides=to_overrides(settings),
                 **{name: to_plain_value(value, name) for name, value in options.items()},
             )
-        return commands.run_evaluate(loaded)[-1]
+        return _run_evaluate(loaded)
 
 
 def sample(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questions | None = None) -> Samples:
@@ -215,6 +215,11 @@ def _loaded(recipe: AnyRecipe, settings: Settings | None, data: Questions | None
         return
     with questions_file(data) as file:
         yield to_recipe(recipe, settings, file)
+
+
+def _run_evaluate(recipe: Recipe) -> Evaluation:
+    """The evaluation of the checkpoint, or of the base model if there is none."""
+    return commands.run_evaluate(recipe, commands.plan_command(recipe, "evaluate"))[-1]
 
 
 def _to_checkpoint(artifact: Artifact) -> Checkpoint:

@@ -45,8 +45,8 @@ from .terminal import (
 def plan_command(recipe: Recipe, command: str) -> list[Cell]:
     """What a command runs: the studies of a sweep, or the recipe's only one.
 
-    Functions that run a command take it as `cells`, from callers that read results afterwards: planned anew, the data
-    set, the model or what a hub's `main` names may be others by then.
+    Planned once, before the command runs: for a plan that is made when its results are read, the data set, the model or
+    what a hub's `main` names may be others.
 
     Raises:
         UserError: for a sweep, if the command takes one study.
@@ -56,9 +56,8 @@ def plan_command(recipe: Recipe, command: str) -> list[Cell]:
     return _make_cells(_with_analysis(recipe) if command == "analyse" else recipe)
 
 
-def run_study(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
+def run_study(recipe: Recipe, cells: Sequence[Cell]) -> None:
     """The whole chain, up to the report. Of a sweep, every study."""
-    cells = cells or plan_command(recipe, "study")
     if recipe.sweep:
         _run_sweep(recipe, cells)
         return
@@ -77,7 +76,7 @@ def run_study(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
 
 
 def run_evaluate(
-    recipe: Recipe, cells: Sequence[Cell] | None = None, *, gate: Gate | None = None, baseline: str | None = None
+    recipe: Recipe, cells: Sequence[Cell], *, gate: Gate | None = None, baseline: str | None = None
 ) -> list[Evaluation]:
     """The base model's curve and, once there is a checkpoint, the distilled one's; written to `evaluation/` too.
 
@@ -87,7 +86,7 @@ def run_evaluate(
     Raises:
         GateError: if the data show that a limit is exceeded, or hardly any answer is right.
     """
-    plan = _only_plan(cells or plan_command(recipe, "evaluate"))
+    plan = _only_plan(cells)
     if plan.other_tasks:
         names = ", ".join(plan.other_tasks)
         print(f"evaluation.also_evaluate: {names}: evaluated by `study`, not by `evaluate`", flush=True)
@@ -111,9 +110,9 @@ def run_evaluate(
     return list(evaluations.values())
 
 
-def run_analyse(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
+def run_analyse(recipe: Recipe, cells: Sequence[Cell]) -> None:
     """Why answers differ by position: of the base model and, once there is a checkpoint, of the distilled one."""
-    (cell,) = cells or plan_command(recipe, "analyse")
+    (cell,) = cells
     recipe, plan = cell.recipe, cell.plan
     stages = stages_of_command("analyse", plan)
     preflight(recipe, plan, stages)
@@ -141,18 +140,18 @@ def _with_analysis(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"study": study})
 
 
-def run_sample(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
+def run_sample(recipe: Recipe, cells: Sequence[Cell]) -> None:
     """Samples, with what the teacher stores beside them."""
-    plan = _only_plan(cells or plan_command(recipe, "sample"))
+    plan = _only_plan(cells)
     stages = stages_of_command("sample", plan)
     preflight(recipe, plan, stages)
     with driver_lease(recipe) as lease:
         run_stages(recipe, plan, stages, lease)
 
 
-def run_distill(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
+def run_distill(recipe: Recipe, cells: Sequence[Cell]) -> None:
     """The checkpoint, from stored samples; in streamed mode, it samples what is missing at the same time."""
-    plan = _only_plan(cells or plan_command(recipe, "distill"))
+    plan = _only_plan(cells)
     stages = stages_of_command("distill", plan)
     preflight(recipe, plan, stages)
     with driver_lease(recipe) as lease:
@@ -163,13 +162,12 @@ def run_distill(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
     print_paths(checkpoint=model_url(plan.distill.artifact))
 
 
-def run_report(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
+def run_report(recipe: Recipe, cells: Sequence[Cell]) -> None:
     """The report of a finished study or sweep.
 
     Raises:
         UserError: with the stage, or the studies of the sweep, that are not finished.
     """
-    cells = cells or plan_command(recipe, "report")
     if recipe.sweep:
         _report_sweep(recipe, cells)
         return

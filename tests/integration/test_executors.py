@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 import ray
 
-from pipelines.commands import run_distill, run_study
 from pipelines.executors.ray.data import build_dataset
 from pipelines.executors.ray.messages import DriverMailbox
 from pos2distill.config import PoolSection, Recipe
 from pos2distill.sampling.operators import ActorOperator
+from tests.support.commands import run_distill, run_study
 from tests.support.results import counts_of, read_steps
 from tests.support.tiny import write_examples
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.commands import run_distill, run_sample
 from pipelines.executors import build_executor
 from pipelines.plan import make_plan
 from pipelines.stages.sample import progress_spec
 from pipelines.stages.stage import RunContext
 from pos2distill.config import Recipe
 from pos2distill.errors import MachineError, UserError
+from tests.support.commands import run_distill, run_sample
 from tests.support.drivers import Driver
 from tests.support.results import artifact_of, counts_of, sample_store, training_ids
 from tests.support.toy import LOCAL

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from pipelines.commands import run_distill, run_study
 from pipelines.plan import Plan, Round, make_plan
 from pipelines.progress_tracker import ProgressTracker
 from pipelines.stages.distill import read_steps
@@ -23,6 +22,7 @@ from pos2distill.store.checkpoint_layout import MODEL_FOLDER
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.permutations import teacher_slots, trivial_slots
 from pos2distill.tasks.prompts import PromptBuilder
+from tests.support.commands import run_distill, run_study
 from tests.support.engines import hf_engine
 
 pytestmark = pytest.mark.xdist_group("compute")

@@ -14,7 +14,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipelines.commands import run_distill, run_evaluate, run_sample, run_study
 from pipelines.executors.local import LocalSession
 from pipelines.plan import make_plan
 from pipelines.progress_tracker import ProgressTracker
@@ -23,6 +22,7 @@ from pos2distill.config.load import load_recipe
 from pos2distill.errors import Stopped
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.parts import TableParts
+from tests.support.commands import run_distill, run_evaluate, run_sample, run_study
 from tests.support.paths import ODD_NAME
 
 EPOCHS = 2

@@ -8,12 +8,12 @@ import pytest
 import yaml
 
 from pipelines.cli import command_line
-from pipelines.commands import run_study
 from pipelines.plan import make_plan
 from pipelines.stages.resolve import resolve_auto_settings
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe, sweep_cells
 from pos2distill.records import Slots
+from tests.support.commands import run_study
 from tests.support.results import artifact_of
 from tests.support.toy import LOCAL
 

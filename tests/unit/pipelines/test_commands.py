@@ -12,7 +12,6 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from pipelines import commands, stage_runner
-from pipelines.commands import run_sample, run_study
 from pipelines.dry_run import describe
 from pipelines.plan import make_plan
 from pipelines.provenance import read_provenance
@@ -21,6 +20,7 @@ from pos2distill.errors import Stopped, TransientError, UserError
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.lease import Lease
 from scripts.model_families import save_tiny
+from tests.support.commands import run_analyse, run_distill, run_evaluate, run_sample, run_study
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_check_against_model_refuses_incomplete_weights(
     assert capsys.readouterr().out == ""  # no stage was run
 
 
-@pytest.mark.parametrize("command", [run_study, run_sample, describe, commands.run_analyse])
+@pytest.mark.parametrize("command", [run_study, run_sample, describe, run_analyse])
 def test_commands_that_read_hidden_states_refuse_an_untrainable_family_first(
     make_recipe: Callable[..., Recipe],
     tiny_model_path: str,
@@ -101,10 +101,10 @@ def test_run_study_refuses_a_missing_tracker_first(
 
 
 COMMANDS: dict[str, Callable[[Recipe], object]] = {
-    "study": commands.run_study,
-    "evaluate": commands.run_evaluate,
-    "sample": commands.run_sample,
-    "distill": commands.run_distill,
+    "study": run_study,
+    "evaluate": run_evaluate,
+    "sample": run_sample,
+    "distill": run_distill,
 }
 
 

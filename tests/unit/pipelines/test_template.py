@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from pipelines.cli.command_line import main
-from pipelines.commands import run_analyse, run_distill, run_evaluate
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.models.load import load_tokenizer
@@ -15,6 +14,7 @@ from pos2distill.models.prompts import load_prompt_builder
 from pos2distill.records import Example, example_from_row
 from pos2distill.tasks.permutations import arrange
 from pos2distill.tasks.prompts import PromptBuilder
+from tests.support.commands import run_analyse, run_distill, run_evaluate
 
 TEMPLATE = {
     "system": "Answer from this:\n{documents}\nNothing else.",

@@ -18,12 +18,12 @@ import pytest
 from pipelines.checks import data_checks, machine_checks, preflight
 from pipelines.checks.model_checks import count_parameters
 from pipelines.checks.pending_run import PendingRun
-from pipelines.commands import run_study
 from pipelines.dry_run import describe
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError
 from pos2distill.tasks.datasets import load_split
+from tests.support.commands import run_study
 from tests.support.tiny import CHAT_TEMPLATE
 
 Make = Callable[..., Recipe]

@@ -11,7 +11,6 @@ from pipelines.checks import machine_checks, setting_warnings
 from pipelines.checks.pending_run import PendingRun
 from pipelines.checks.setting_warnings import warn_of_settings
 from pipelines.cli import command_line
-from pipelines.commands import run_evaluate
 from pipelines.plan import make_plan
 from pipelines.provenance import Provenance, record_provenance
 from pos2distill import hardware
@@ -20,6 +19,7 @@ from pos2distill.config.load import load_recipe
 from pos2distill.errors import warn_once
 from pos2distill.store.artifacts import Artifact
 from pos2distill.training.rows import rows_of_rank
+from tests.support.commands import run_evaluate
 
 Make = Callable[..., Recipe]
 

@@ -19,7 +19,6 @@ from transformers import AutoModelForCausalLM
 
 from pipelines.api import Checkpoint
 from pipelines.cli import command_line
-from pipelines.commands import run_evaluate, run_sample, run_study
 from pipelines.plan import make_plan
 from pipelines.provenance import UNFINISHED_FILE, Provenance, read_provenance, record_provenance
 from pipelines.results import comparison
@@ -32,6 +31,7 @@ from pos2distill.errors import UserError
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.checkpoint_layout import STATE_FOLDER
 from pos2distill.store.samples import SampleStore
+from tests.support.commands import run_evaluate, run_sample, run_study
 from tests.support.hub_server import hub_server, use_hub
 from tests.support.paths import ODD_NAME
 from tests.support.privileges import respecting_modes
