@@ -1,7 +1,7 @@
-"""The commands: lists of stages, of which those that are not finished run in order."""
+"""The commands: lists of stages, of which those that are not finished run in order. `COMMANDS` has them all."""
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,6 +14,7 @@ from pos2distill.evaluation.gate import Gate
 from pos2distill.evaluation.result import Evaluation
 from pos2distill.store.artifacts import other_fingerprints
 from pos2distill.store.checkpoint_layout import model_url
+from pos2distill.store.lease import Lease
 from pos2distill.store.storage import check_storage
 from pos2distill.urls import storage_errors
 
@@ -42,6 +43,19 @@ from .terminal import (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command.
+
+    stages: all of its stages in the plan of one study, finished or not. run: runs those that are not finished and shows
+    the results. takes_sweeps: runs every study of a sweep; the others take one study.
+    """
+
+    stages: Callable[[Plan], list[Stage]]
+    run: Callable[..., object]
+    takes_sweeps: bool = False
+
+
 def plan_command(recipe: Recipe, command: str) -> list[Cell]:
     """What a command runs: the studies of a sweep, or the recipe's only one.
 
@@ -51,21 +65,27 @@ def plan_command(recipe: Recipe, command: str) -> list[Cell]:
     Raises:
         UserError: for a sweep, if the command takes one study.
     """
-    if command not in ("study", "report"):
-        _require_one_study(recipe)
+    if recipe.sweep and not COMMANDS[command].takes_sweeps:
+        raise UserError(
+            f"{recipe.name}: is a sweep of several studies; this command takes one study (study and report take sweeps)"
+        )
     return _make_cells(_with_analysis(recipe) if command == "analyse" else recipe)
 
 
 def run_study(recipe: Recipe, cells: Sequence[Cell]) -> None:
-    """The whole chain, up to the report. Of a sweep, every study."""
+    """The whole chain, up to the report. Of a sweep, every study, which share what their settings do not change."""
+    # All of them first: the last study should not be refused hours after the first one has started.
+    _check(cells, "study")
+    for number, cell in enumerate(cells, start=1):
+        if recipe.sweep:
+            print(f"--- study {number} of {len(cells)}{format_settings(cell.settings)}", flush=True)
+        with driver_lease(recipe) as lease:
+            _run(cell, "study", lease)
     if recipe.sweep:
-        _run_sweep(recipe, cells)
+        _report_sweep(recipe, cells)  # takes little time beside the studies, so it is always written
         return
-    plan = _only_plan(cells)
-    stages = stages_of_command("study", plan)
-    preflight(recipe, plan, stages)
-    with driver_lease(recipe) as lease:
-        run_stages(recipe, plan, stages, lease)
+    (cell,) = cells
+    plan = cell.plan
     # All studies in a storage write the same report folder, so its summary says which study it shows.
     if reported_fingerprint(recipe.storage) == plan.fingerprint:
         print(f"{'report':<18}  cached")
@@ -86,16 +106,16 @@ def run_evaluate(
     Raises:
         GateError: if the data show that a limit is exceeded, or hardly any answer is right.
     """
-    plan = _only_plan(cells)
+    (cell,) = cells
+    plan = cell.plan
     if plan.other_tasks:
         names = ", ".join(plan.other_tasks)
         print(f"evaluation.also_evaluate: {names}: evaluated by `study`, not by `evaluate`", flush=True)
     # Before anything runs.
     compared = read_baseline(baseline, plan.study) if baseline else None
-    stages = stages_of_command("evaluate", plan)
-    preflight(recipe, plan, stages)
+    _check(cells, "evaluate")
     with driver_lease(recipe) as lease:
-        run_stages(recipe, plan, stages, lease)
+        _run(cell, "evaluate", lease)
         with storage_errors(recipe.storage, "runtime.storage"):
             evaluations = write_evaluations(recipe, plan)
     method = recipe.study.inference.method
@@ -113,13 +133,11 @@ def run_evaluate(
 def run_analyse(recipe: Recipe, cells: Sequence[Cell]) -> None:
     """Why answers differ by position: of the base model and, once there is a checkpoint, of the distilled one."""
     (cell,) = cells
-    recipe, plan = cell.recipe, cell.plan
-    stages = stages_of_command("analyse", plan)
-    preflight(recipe, plan, stages)
+    _check(cells, "analyse")
     with driver_lease(recipe) as lease:
-        run_stages(recipe, plan, stages, lease)
-        analyses = read_analyses(plan)
-        write_analysis(recipe, analyses)
+        _run(cell, "analyse", lease)
+        analyses = read_analyses(cell.plan)
+        write_analysis(cell.recipe, analyses)
     for model, analysis in analyses.items():
         print_analysis(model, analysis)
     print_paths(analysis=f"{recipe.storage}/analysis/index.html")
@@ -142,23 +160,22 @@ def _with_analysis(recipe: Recipe) -> Recipe:
 
 def run_sample(recipe: Recipe, cells: Sequence[Cell]) -> None:
     """Samples, with what the teacher stores beside them."""
-    plan = _only_plan(cells)
-    stages = stages_of_command("sample", plan)
-    preflight(recipe, plan, stages)
+    (cell,) = cells
+    _check(cells, "sample")
     with driver_lease(recipe) as lease:
-        run_stages(recipe, plan, stages, lease)
+        _run(cell, "sample", lease)
 
 
 def run_distill(recipe: Recipe, cells: Sequence[Cell]) -> None:
     """The checkpoint, from stored samples; in streamed mode, it samples what is missing at the same time."""
-    plan = _only_plan(cells)
-    stages = stages_of_command("distill", plan)
-    preflight(recipe, plan, stages)
+    (cell,) = cells
+    plan = cell.plan
+    _check(cells, "distill")
     with driver_lease(recipe) as lease:
         # Only in streamed mode does this command make the missing samples; staged runs may have a single GPU for both.
         if recipe.runtime.mode == "staged":
             _require_finished(recipe, plan, [plan.first_sample])
-        run_stages(recipe, plan, stages, lease)
+        _run(cell, "distill", lease)
     print_paths(checkpoint=model_url(plan.distill.artifact))
 
 
@@ -171,7 +188,8 @@ def run_report(recipe: Recipe, cells: Sequence[Cell]) -> None:
     if recipe.sweep:
         _report_sweep(recipe, cells)
         return
-    plan = _only_plan(cells)
+    (cell,) = cells
+    plan = cell.plan
     check_storage(recipe.storage, recipe.name)
     _report(recipe, plan)
 
@@ -181,7 +199,7 @@ def command_summary(recipe: Recipe, command: str, cells: Sequence[Cell]) -> dict
     studies = []
     for cell in cells:
         stages = {}
-        for stage in stages_of_command(command, cell.plan):
+        for stage in COMMANDS[command].stages(cell.plan):
             manifest = stage.artifact.manifest()
             if manifest is not None:
                 found = {"artifact": stage.artifact.url, "counts": manifest.counts, "seconds": manifest.seconds}
@@ -196,34 +214,26 @@ def command_summary(recipe: Recipe, command: str, cells: Sequence[Cell]) -> dict
     return result
 
 
-def stages_of_command(command: str, plan: Plan) -> list[Stage]:
-    """All stages of a command, finished or not."""
-    if command == "evaluate":
-        return plan.stages_for_evaluate
-    if command == "analyse":
-        return plan.stages_for_analyse
-    if command == "sample":
-        return plan.stages_for_sample
-    if command == "distill":
-        return plan.stages_for_distill
-    return plan.stages
+COMMANDS = {
+    "study": Command(lambda plan: plan.stages, run_study, takes_sweeps=True),
+    "evaluate": Command(lambda plan: plan.stages_for_evaluate, run_evaluate),
+    "analyse": Command(lambda plan: plan.stages_for_analyse, run_analyse),
+    "sample": Command(lambda plan: plan.stages_for_sample, run_sample),
+    "distill": Command(lambda plan: plan.stages_for_distill, run_distill),
+    # It runs none of them.
+    "report": Command(lambda plan: plan.stages, run_report, takes_sweeps=True),
+}
 
 
-def _run_sweep(recipe: Recipe, cells: Sequence[Cell]) -> None:
-    """Every study in the same storage, where studies share the artifacts that their settings do not change."""
-    # All of them first: the last study should not be refused hours after the first one has started.
+def _check(cells: Sequence[Cell], command: str) -> None:
+    """Check everything that a command needs before its first stage."""
     for cell in cells:
-        preflight(cell.recipe, cell.plan, cell.plan.stages)
-    for number, cell in enumerate(cells, start=1):
-        print(f"--- study {number} of {len(cells)}{format_settings(cell.settings)}", flush=True)
-        with driver_lease(recipe) as lease:
-            run_stages(cell.recipe, cell.plan, cell.plan.stages, lease)
-    _report_sweep(recipe, cells)  # takes little time beside the studies, so it is always written
+        preflight(cell.recipe, cell.plan, COMMANDS[command].stages(cell.plan))
 
 
-def _only_plan(cells: Sequence[Cell]) -> Plan:
-    (cell,) = cells
-    return cell.plan
+def _run(cell: Cell, command: str, lease: Lease) -> None:
+    """Run the stages of a command that are not finished."""
+    run_stages(cell.recipe, cell.plan, COMMANDS[command].stages(cell.plan), lease)
 
 
 def _make_cells(recipe: Recipe) -> list[Cell]:
@@ -266,13 +276,6 @@ def _report_sweep(recipe: Recipe, cells: Sequence[Cell]) -> None:
     with storage_errors(recipe.storage, "runtime.storage"):
         make_sweep_report(recipe, cells)
     print_paths(report=f"{recipe.storage}/report/index.html")
-
-
-def _require_one_study(recipe: Recipe) -> None:
-    if recipe.sweep:
-        raise UserError(
-            f"{recipe.name}: is a sweep of several studies; this command takes one study (study and report take sweeps)"
-        )
 
 
 def _require_finished(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:

@@ -10,7 +10,7 @@ from pos2distill.store.storage import check_storage
 
 from .checks.data_checks import CheckedPrompts, check_data
 from .checks.preflight import preflight
-from .commands import plan_command, stages_of_command
+from .commands import COMMANDS, plan_command
 from .results.gate import read_baseline
 from .results.report import reported_fingerprint
 from .stages.stage import Stage
@@ -50,7 +50,7 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
     cells = plan_command(recipe, command)
     prompts: list[CheckedPrompts] = []
     for cell in cells:
-        plan, stages = cell.plan, stages_of_command(command, cell.plan)
+        plan, stages = cell.plan, COMMANDS[command].stages(cell.plan)
         if command == "report":  # it runs no stage
             check_storage(recipe.storage, recipe.name)
         else:

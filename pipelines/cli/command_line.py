@@ -15,7 +15,7 @@ import select
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from pos2distill.config import Recipe
@@ -251,14 +251,6 @@ def _run_command(options: argparse.Namespace, recipe: Recipe, gate: dict[str, An
         from ..interrupt import terminable
         from ..progress import set_quiet
 
-    functions: dict[str, Callable[..., object]] = {
-        "study": commands.run_study,
-        "evaluate": commands.run_evaluate,
-        "analyse": commands.run_analyse,
-        "sample": commands.run_sample,
-        "distill": commands.run_distill,
-        "report": commands.run_report,
-    }
     if options.quiet:
         set_quiet()
     gate_error = None
@@ -266,7 +258,7 @@ def _run_command(options: argparse.Namespace, recipe: Recipe, gate: dict[str, An
         # SIGTERM raises like Ctrl-C, so that `finally` blocks release the storage and remove unfinished files.
         with terminable(), _redirected_output(options):
             cells = commands.plan_command(recipe, options.command)
-            functions[options.command](recipe, cells, **gate)
+            commands.COMMANDS[options.command].run(recipe, cells, **gate)
     except GateError as error:
         gate_error = error  # the results that the gate refuses are complete
     except Exception as error:

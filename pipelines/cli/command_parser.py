@@ -11,7 +11,7 @@ from .argument_parser import OneLineParser
 from .browse import add_browsing
 from .gate_options import add_gate
 from .help_texts import CLUSTER, CLUSTER_EXAMPLES, SUBMIT, examples
-from .job_command import COMMANDS, WORDS_HELP
+from .job_command import COMMAND_HELP, WORDS_HELP
 from .model_options import add_model_options
 
 RENDERING = ("render", "validate", "submit")
@@ -29,7 +29,7 @@ def build_parser() -> OneLineParser:
     )
     parser.add_argument("--version", action="version", version=f"pos2distill {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, text in COMMANDS.items():
+    for name, text in COMMAND_HELP.items():
         command = _add_command(commands, name, text, text)
         nargs = "?" if name == "evaluate" else None
         command.add_argument(

@@ -1,6 +1,5 @@
 """Stage `evaluate`: greedy answers at every placement, scored, in one table of predictions (`answers`)."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +14,10 @@ from pos2distill.tasks.prompts import MessageBuilder
 
 from ..artifact_names import BASE_SCORES, DISTILLED_SCORES
 from .answers import PROMPT_FIELDS, predict, publish
+from .plan_context import PlanContext
 from .prepare import EVALUATION, evaluation_examples
 from .resolve import resolve_auto_settings, with_distilled
-from .stage import Digests, Input, RunContext, Stage, recorded_seconds
+from .stage import Input, RunContext, Stage, recorded_seconds
 
 # By method. The others change the model alone, by the scales in its section.
 _INFERENCE = {
@@ -28,21 +28,9 @@ _INFERENCE = {
 _EVALUATION = ("evaluation.slots", "evaluation.other_documents", "evaluation.max_new_tokens")
 
 
-def plan(
-    study: Study,
-    storage: str,
-    digests: Digests,
-    prepare: Stage,
-    resolved: Mapping[str, Input],
-    *,
-    distill: Stage | None = None,
-    task: str | None = None,
-) -> Stage:
-    """The evaluation of the base model, or of the model that the stage `distill` makes.
-
-    Args:
-        resolved: what earlier stages measured of the model.
-    """
+def plan(context: PlanContext, *, distill: Stage | None = None) -> Stage:
+    """The evaluation of the base model, or of the model that the stage `distill` makes."""
+    study, digests = context.study, context.digests
     fields = [*PROMPT_FIELDS, *_EVALUATION]
     fields += _INFERENCE.get(study.inference.method, ())
     # Only where they are used; otherwise they would change fingerprints without changing a result.
@@ -53,14 +41,14 @@ def plan(
     if study.evaluation.reference_prompts:
         fields.append("evaluation.reference_prompts")
     settings = restrict(study, fields)
-    inputs = {"examples": evaluation_examples(prepare, digests), **resolved}
+    inputs = {"examples": evaluation_examples(context.prepare, digests), **context.evaluation_inputs}
     name, folder = "evaluate base", BASE_SCORES
     if distill is not None:
         inputs["checkpoint"] = distill.output()
         name, folder = "evaluate distilled", DISTILLED_SCORES
-    if task is not None:
-        name = f"{task}: {name}"
-    artifact = Artifact(storage, folder, digests.fingerprint(settings, inputs))
+    if context.task is not None:
+        name = f"{context.task}: {name}"
+    artifact = Artifact(context.storage, folder, digests.fingerprint(settings, inputs))
     return Stage(name, artifact, settings, run, inputs)
 
 

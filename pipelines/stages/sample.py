@@ -9,7 +9,6 @@ with the student's response.
 
 import functools
 from collections import Counter
-from collections.abc import Mapping
 
 import pyarrow as pa
 
@@ -39,6 +38,7 @@ from ..artifact_names import SAMPLES
 from ..executors.protocol import Stream, Tracker
 from ..progress_tracker import ProgressSpec, RunProgress
 from .answers import PROMPT_FIELDS
+from .plan_context import PlanContext
 from .prepare import TRAIN, training_examples, training_ids
 from .resolve import resolve_auto_settings, with_distilled
 from .stage import Digests, Input, RunContext, Stage, record_stopped
@@ -56,23 +56,14 @@ _FIELDS = (
 )
 
 
-def plan(
-    study: Study,
-    storage: str,
-    digests: Digests,
-    prepare: Stage,
-    resolved: Mapping[str, Input],
-    *,
-    round_name: str = "",
-    student: Stage | None = None,
-) -> Stage:
+def plan(context: PlanContext, *, round_name: str = "", student: Stage | None = None) -> Stage:
     """The stage of a study.
 
     Args:
-        resolved: what earlier stages measured of the model.
         round_name: part of the stage's name. student: the earlier round that made the model which answers; default: the
             study's model.
     """
+    study, digests = context.study, context.digests
     fields = [*_FIELDS]
     # Only where they are used; otherwise they would change fingerprints without changing a result.
     if study.method.spec.on_policy:
@@ -80,12 +71,12 @@ def plan(
         # With the default weight there are anchor rows, and their number does not depend on it.
         fields += ["method.anchor_weight"] if not study.method.anchor_weight else []
     settings = restrict(study, fields)
-    inputs = {"examples": training_examples(prepare, digests), **resolved}
+    inputs = {"examples": training_examples(context.prepare, digests), **context.training_inputs}
     if student is not None:
         inputs["student"] = student.output()
     # The stored values, not the setting: `resident` and `none` both store nothing and can use the same samples.
     derived = {"teacher": _stored_teacher(study)}
-    artifact = Artifact(storage, SAMPLES, digests.fingerprint(settings, inputs, derived))
+    artifact = Artifact(context.storage, SAMPLES, digests.fingerprint(settings, inputs, derived))
     return Stage(f"sample{round_name}", artifact, settings, run, inputs, derived)
 
 

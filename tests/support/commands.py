@@ -1,5 +1,10 @@
 """The commands for recipes that are planned here, as the command line and the Python functions do."""
 
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
 from pipelines import commands
 from pos2distill.config import Recipe
 from pos2distill.evaluation.result import Evaluation
@@ -23,3 +28,8 @@ def run_sample(recipe: Recipe) -> None:
 
 def run_distill(recipe: Recipe) -> None:
     commands.run_distill(recipe, commands.plan_command(recipe, "distill"))
+
+
+def replace_command(monkeypatch: pytest.MonkeyPatch, name: str, run: Callable[..., object]) -> None:
+    """Let a command run this function instead of its own."""
+    monkeypatch.setitem(commands.COMMANDS, name, replace(commands.COMMANDS[name], run=run))

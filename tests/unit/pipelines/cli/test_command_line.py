@@ -13,13 +13,14 @@ import yaml
 from pipelines import commands
 from pipelines.cli import command_line
 from pipelines.cli.browse import BROWSING
-from pipelines.cli.job_command import COMMANDS
+from pipelines.cli.job_command import COMMAND_HELP
 from pipelines.plan import make_plan
 from pipelines.terminal import summarise_manifest
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe, recipe_names, sweep_cells
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.storage import claim_storage
+from tests.support.commands import replace_command
 from tests.support.paths import PROJECT
 
 Make = Callable[..., Recipe]
@@ -51,13 +52,13 @@ def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
         command_line.main(["--help"])
     shown = capsys.readouterr().out
     names = re.findall(r"^    ([a-z]+) ", shown, re.MULTILINE)
-    assert {*COMMANDS, *BROWSING} < {*names}
+    assert {*COMMAND_HELP, *BROWSING} < {*names}
     for name in names:
         assert f"\n  python run.py {name}" in shown
     assert "Exit codes" in shown
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, *BROWSING, "recipes", "submit"])
+@pytest.mark.parametrize("name", [*COMMAND_HELP, *BROWSING, "recipes", "submit"])
 def test_help_of_a_command_shows_examples_of_it_alone(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         command_line.main([name, "--help"])
@@ -88,9 +89,9 @@ def test_commands_are_in_the_help_and_have_functions(capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit, match="0"):
         command_line.main(["--help"])
     shown = capsys.readouterr().out
-    for name in COMMANDS:
+    for name in COMMAND_HELP:
         assert f"\n    {name} " in shown
-        assert callable(getattr(commands, f"run_{name}"))
+    assert list(commands.COMMANDS) == list(COMMAND_HELP)
 
 
 def test_recipes_as_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -362,7 +363,7 @@ def test_main_ends_on_sigterm_with_143(
     recipe: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(commands, "run_study", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    replace_command(monkeypatch, "study", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     assert command_line.main(["study", recipe]) == 143
     assert capsys.readouterr().err == "interrupted; run the same command again to continue\n"
     assert signal.getsignal(signal.SIGTERM) is before
@@ -374,7 +375,7 @@ def test_main_ends_on_ctrl_c_with_130(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(commands, "run_study", interrupt)
+    replace_command(monkeypatch, "study", interrupt)
     assert command_line.main(["study", recipe]) == 130
     assert capsys.readouterr().err == "interrupted; run the same command again to continue\n"
 
@@ -383,7 +384,7 @@ def test_main_keeps_the_traceback_of_a_bug(recipe: str, monkeypatch: pytest.Monk
     def stumble(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(commands, "run_study", stumble)
+    replace_command(monkeypatch, "study", stumble)
     with pytest.raises(ZeroDivisionError):
         command_line.main(["study", recipe])
 
@@ -394,7 +395,7 @@ def test_main_reports_a_fault_in_one_line(
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device", "/full")
 
-    monkeypatch.setattr(commands, "run_study", fail)
+    replace_command(monkeypatch, "study", fail)
     assert command_line.main(["study", recipe]) == 2
     line = capsys.readouterr().err
     assert line.startswith("error: /full: No space left on device; free space there")
