@@ -25,8 +25,8 @@ from transformers import PreTrainedModel
 
 from pipelines.executors.local import LocalExecutor
 from pipelines.plan import make_plan
-from pipelines.stages.measured import with_model
 from pipelines.stages.prepare import EVALUATION
+from pipelines.stages.resolve import with_model
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from pos2distill.config.sweep import sweep_cells

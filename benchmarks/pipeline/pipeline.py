@@ -61,7 +61,7 @@ def measure(material: Path, examples: int, cores: int) -> dict[str, Any]:
         watcher.start()
         stages = {
             "read": lambda: plan.prepare.run(plan.prepare, run),
-            "sample": lambda: plan.sample.run(plan.sample, run),
+            "sample": lambda: plan.first_sample.run(plan.first_sample, run),
             "build rows": lambda: build_rows(recipe, plan),
         }
         for name, run_stage in stages.items():
@@ -97,7 +97,7 @@ def _cpu_since(before: Any, examples: int) -> dict[str, float]:
 
 def _sampling_rate_once_started(plan: Plan, examples: int) -> float:
     """Examples per second between the first and the last part of the store: by then Ray's processes have started."""
-    parts = Path(plan.sample.artifact.path).glob("parts/*.parquet")
+    parts = Path(plan.first_sample.artifact.path).glob("parts/*.parquet")
     times = sorted(path.stat().st_mtime for path in parts)
     return examples * (len(times) - 1) / len(times) / (times[-1] - times[0])
 
@@ -107,7 +107,7 @@ def build_rows(recipe: Recipe, plan: Plan) -> None:
     study = recipe.study
     builder = RowBuilder(load_prompt_builder(study, reserve=0), study)
     ids = training_ids(plan.prepare.artifact)
-    loader = BatchLoader(study, ids, SampleStore(plan.sample.artifact), _no_stream, DistContext())
+    loader = BatchLoader(study, ids, SampleStore(plan.first_sample.artifact), _no_stream, DistContext())
     rows = 0
     for batch in loader.batches(TrainingProgress.at_start(len(ids))):
         for sample in batch.samples:
