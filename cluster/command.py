@@ -11,6 +11,7 @@ from pos2distill.config.validation import dotted_names
 from pos2distill.errors import ExitCode, UserError, one_line
 
 from . import rayjob
+from .job_command import load_job
 from .kubectl import dry_run
 from .render import render, to_yaml
 from .spec import ClusterSpec, load_cluster
@@ -137,8 +138,8 @@ def _load_manifests(
             return manifests, []
     recipe, overrides = _split_words(words)
     spec = _load_spec(source, words)
-    manifests = render(spec, recipe, overrides, command=command, flags=flags)
-    return manifests, spec_warnings(spec, recipe, overrides, command=command)
+    job = None if recipe is None else load_job(recipe, overrides, command=command, flags=flags)
+    return render(spec, job), spec_warnings(spec, job)
 
 
 def _load_spec(source: str, words: Sequence[str]) -> ClusterSpec:

@@ -9,15 +9,14 @@ from fractions import Fraction
 from pathlib import Path, PurePosixPath
 
 from pos2distill.config import PoolSection, Recipe, TrainersSection
-from pos2distill.config.load import RECIPES, find_yaml, load_recipe, recipe_names, sweep_cells
 from pos2distill.config.model import looks_like_hub_name
-from pos2distill.config.overrides import override_value
+from pos2distill.config.read import recipe_names
+from pos2distill.config.sweep import sweep_cells
 from pos2distill.errors import UserError, did_you_mean
-from pos2distill.placement import JOB_DASHBOARD_VARIABLE, TASK_CPUS, TRAINING
-from pos2distill.secrets import looks_secret
+from pos2distill.node_pools import JOB_DASHBOARD_VARIABLE, TASK_CPUS, TRAINING
 
+from .job_command import JobCommand, overridden_storage
 from .nodes import NodeGroup
-from .recipe_file import own_recipe
 from .routes import missing_route
 from .sections import READABLE, STORES, has_parent_segment
 from .spec import ClusterSpec
@@ -28,54 +27,28 @@ _CHECKOUT = Path(__file__).parent.parent
 _EXAMPLES = _CHECKOUT / "examples"  # the only folder of data and models in the image
 
 
-def make_entrypoint(
-    spec: ClusterSpec,
-    recipe_name: str,
-    overrides: Sequence[str] = (),
-    *,
-    command: str = "study",
-    flags: Sequence[str] = (),
-) -> str:
+def make_entrypoint(spec: ClusterSpec, job: JobCommand) -> str:
     """The shell command of the job: `run.py COMMAND` in the image, with storage that all pods can reach.
 
-    Args:
-        recipe_name: a recipe of the project, or the path of the user's own (see `recipe_file`).
-        overrides: `section.field=value`, applied to the recipe.
-        flags: options of the command, `--name=value`.
     Raises:
         UserError: for a recipe, setting, file or pool size that cannot work on this cluster.
     """
-    _refuse_secrets(overrides, flags)
-    recipe = load_recipe(recipe_name, overrides)
-    sets_storage = overridden_storage(overrides) is not None
-    _check_recipe(spec, recipe, command, sets_storage=sets_storage)
-    for flag in flags:
+    _check_recipe(spec, job)
+    for flag in job.flags:
         option, _, value = flag.partition("=")
         if option == "--baseline":
-            _check_path(spec, recipe, option, value)
-    own = own_recipe(recipe_name)
-    name_in_image = find_yaml(recipe_name, RECIPES, "recipe").resolve().stem
-    words = ["python", "run.py", command, own.path if own else name_in_image, *overrides]
-    if not sets_storage:
-        words.append(f"runtime.storage={spec.storage.url.rstrip('/')}/{recipe.name}")
-    words += flags
+            _check_path(spec, job.recipe, option, value)
+    words = ["python", "run.py", job.command, job.recipe_in_pod, *job.overrides]
+    if job.storage is None:
+        words.append(f"runtime.storage={spec.storage.url.rstrip('/')}/{job.recipe.name}")
+    words += job.flags
     # The driver does not start in the image's working directory. `cd` would change that of the submitter's shell only.
     return shlex.join(["env", f"--chdir={spec.pods.project}", f"{JOB_DASHBOARD_VARIABLE}={_DASHBOARD}", *words])
 
 
-def _refuse_secrets(overrides: Sequence[str], flags: Sequence[str]) -> None:
-    """Refuse secrets in the command, which the RayJob stores in clear text."""
-    for kind, words in (("an override", overrides), ("an option", flags)):
-        if any(looks_secret(word) for word in words):
-            raise UserError(f"command line: {kind} contains what looks like a secret; use pods.secrets instead")
-
-
-def _check_recipe(spec: ClusterSpec, recipe: Recipe, command: str, *, sets_storage: bool) -> None:
-    """Refuse a recipe, or a study of a sweep, that cannot work on this cluster.
-
-    Args:
-        sets_storage: whether an override sets the storage, which is then checked too.
-    """
+def _check_recipe(spec: ClusterSpec, job: JobCommand) -> None:
+    """Refuse a recipe, or a study of a sweep, that cannot work on this cluster."""
+    recipe = job.recipe
     if recipe.runtime.executor == "local":
         raise UserError(
             f"{recipe.name}: runtime.executor: local would run everything in the head's pod, which has no GPU, and "
@@ -88,12 +61,12 @@ def _check_recipe(spec: ClusterSpec, recipe: Recipe, command: str, *, sets_stora
                 f"image"
             )
     for _, cell in sweep_cells(recipe):
-        _check_command(cell, command)
-        for field, path in _paths(cell, with_storage=sets_storage).items():
+        _check_command(cell, job.command)
+        for field, path in _paths(cell, with_storage=job.storage is not None).items():
             _check_path(spec, cell, field, path)
         _check_hub(spec, cell)
         _check_endpoint(spec, cell)
-        _check_pools(spec, cell, trained=trains(command))
+        _check_pools(spec, cell, trained=job.trains)
 
 
 def _check_command(recipe: Recipe, command: str) -> None:
@@ -107,17 +80,6 @@ def _check_command(recipe: Recipe, command: str) -> None:
         )
     if not recipe.study.data.train_examples:
         raise UserError(f"{recipe.name}: data.train_examples: 0 is for the command evaluate only, got {command}")
-
-
-def trains(command: str) -> bool:
-    """Whether a command of `run.py` trains, so that its pool of trainers must fit."""
-    return command in ("study", "distill")
-
-
-def overridden_storage(overrides: Sequence[str]) -> str | None:
-    """The storage that an override sets in place of the spec's."""
-    storage = override_value(overrides, "runtime.storage")
-    return storage if isinstance(storage, str) else None
 
 
 def storage_of_entrypoint(entrypoint: str) -> str | None:
@@ -136,7 +98,7 @@ def _paths(recipe: Recipe, *, with_storage: bool) -> dict[str, str]:
     if with_storage:
         paths["runtime.storage"] = recipe.storage
     model = recipe.study.model
-    if not (model.is_served_name or looks_like_hub_name(model.path)):
+    if not (model.uses_chat_api or looks_like_hub_name(model.path)):
         paths["model.path"] = model.path
     for name, other in recipe.other_tasks.items():
         path = Path(other.data.path)
@@ -149,7 +111,7 @@ def _paths(recipe: Recipe, *, with_storage: bool) -> dict[str, str]:
 def _check_hub(spec: ClusterSpec, recipe: Recipe) -> None:
     """A model of the hub must be downloaded, unless a cache may hold it already."""
     model = recipe.study.model
-    if model.is_served_name or not looks_like_hub_name(model.path) or spec.pods.model_cache:
+    if model.uses_chat_api or not looks_like_hub_name(model.path) or spec.pods.model_cache:
         return
     problem = missing_route(spec.network, spec.pods, f"hf://{model.path}")
     if problem:

@@ -1,6 +1,6 @@
 """Pod templates: every container has fixed resources, restricted rights and writable volumes where it needs them."""
 
-from pos2distill.placement import DRAIN_VARIABLE, RAY_VARIABLES
+from pos2distill.node_pools import DRAIN_VARIABLE, RAY_VARIABLES
 
 from .names import (
     GKE_SPOT_LABEL,

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pos2distill.errors import ExitCode, UserError, status_name
-from pos2distill.placement import DEADLINE_PASSED, GATE_FAILED, JOB_DEADLINE_VARIABLE, NOT_RETRIED, RAY_VARIABLES
+from pos2distill.node_pools import DEADLINE_PASSED, GATE_FAILED, JOB_DEADLINE_VARIABLE, NOT_RETRIED, RAY_VARIABLES
 
 from .entrypoint import storage_of_entrypoint
 from .kubectl import UnreachableError, as_selector, get_existing, get_object, get_pods, kubectl, start_log

@@ -5,7 +5,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from pos2distill.config.load import RECIPES, find_yaml, is_built_in
+from pos2distill.config.read import RECIPES, find_yaml, is_built_in
 from pos2distill.errors import UserError
 from pos2distill.secrets import first_secret_line
 

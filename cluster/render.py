@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
-from pos2distill.config.load import load_recipe
-from pos2distill.placement import POOLS_LABEL, SAMPLING, TRAINING, Pool
+from pos2distill.node_pools import POOLS_LABEL, SAMPLING, TRAINING, Pool
 
-from .entrypoint import make_entrypoint, overridden_storage, trains
+from .entrypoint import make_entrypoint
+from .job_command import JobCommand
 from .names import ELASTIC_ANNOTATION, GROUP_LABEL, MARKET_LABEL, NODE_TYPE_LABEL, QUEUE_LABEL
 from .network import EgressRule
 from .nodes import NodeSection, quantity_bytes
@@ -24,7 +24,7 @@ from .pods import (
     recipe_map_name,
     submitter_template,
 )
-from .recipe_file import RecipeFile, own_recipe
+from .recipe_file import RecipeFile
 from .sizing import OBJECT_STORE_FRACTION, Disks, check_gpu_memory, disk_of, node_disks
 from .spec import ClusterSpec
 from .types import KubeManifest
@@ -36,35 +36,24 @@ SUBMITTER_RETRIES = 6
 _HEAD_LABELS = {NODE_TYPE_LABEL: "head"}
 
 
-def render(
-    spec: ClusterSpec,
-    recipe: str | None = None,
-    overrides: Sequence[str] = (),
-    *,
-    command: str = "study",
-    flags: Sequence[str] = (),
-) -> list[KubeManifest]:
+def render(spec: ClusterSpec, job: JobCommand | None = None) -> list[KubeManifest]:
     """All objects of a cluster, in the order in which they must be applied.
 
     Args:
-        recipe: the study that the job runs; None for a cluster without a job.
-        overrides: `section.field=value`, applied to the recipe.
-        command: of `run.py`, that the job runs. flags: its options, `--name=value`.
+        job: what the job runs; None for a cluster without a job.
     Raises:
         UserError: if the recipe cannot run on this cluster.
     """
     manifests = _companions(spec)
-    if recipe is None:
+    if job is None:
         manifests.append(ray_cluster(spec, node_disks(spec)))
     else:
-        entrypoint = make_entrypoint(spec, recipe, overrides, command=command, flags=flags)
-        loaded = load_recipe(recipe, overrides)
-        check_gpu_memory(spec, loaded, trained=trains(command))
-        disks = node_disks(spec, loaded, overridden_storage(overrides))
-        own = own_recipe(recipe)
-        if own is not None:
-            manifests.append(recipe_map(spec, own))
-        manifests.append(ray_job(spec, entrypoint, disks, own))
+        entrypoint = make_entrypoint(spec, job)
+        check_gpu_memory(spec, job.recipe, trained=job.trains)
+        disks = node_disks(spec, job.recipe, job.storage)
+        if job.own_recipe is not None:
+            manifests.append(recipe_map(spec, job.own_recipe))
+        manifests.append(ray_job(spec, entrypoint, disks, job.own_recipe))
     return manifests
 
 

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from pos2distill.config import Section
 from pos2distill.config.base import matches
 from pos2distill.errors import did_you_mean
-from pos2distill.placement import DRAIN_VARIABLE, JOB_DASHBOARD_VARIABLE, JOB_DEADLINE_VARIABLE
+from pos2distill.node_pools import DRAIN_VARIABLE, JOB_DASHBOARD_VARIABLE, JOB_DEADLINE_VARIABLE
 from pos2distill.secrets import holds_secret
 
 from .names import SET_BY_KUBERAY

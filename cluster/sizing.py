@@ -10,13 +10,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pos2distill.config import Recipe, Study
-from pos2distill.config.load import sweep_cells
+from pos2distill.config.sweep import sweep_cells
+from pos2distill.config.training import STATE_BYTES
 from pos2distill.errors import UserError
 
 from .nodes import NodeSection, quantity_bytes
 from .spec import ClusterSpec
 
-STATE_BYTES = 12  # of a checkpoint per trained parameter: fp32 weight and AdamW's two moments (training/state.py)
 # Bytes of GPU memory per trained parameter, by training.precision (strategies/zero3.py): bfloat16 weight 2, fp32
 # gradient 4 (`grad_accum_dtype`), fp32 weight 4 and two moments 8. In fp32, the model computes with the fp32 weight.
 GPU_BYTES = {"bfloat16": 18, "float32": 16}

@@ -11,8 +11,9 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from pos2distill.config import Section
-from pos2distill.config.load import find_yaml, read_sections, refuse_secrets, to_user_error
 from pos2distill.config.overrides import apply_override
+from pos2distill.config.read import find_yaml, read_sections, refuse_secrets
+from pos2distill.config.validation import to_user_error
 
 from .names import INSTANCE_LABEL, PART_OF_LABEL, PROJECT, QUEUE_LABEL, RAY_JOB_NAME_LENGTH, SET_ON_PODS
 from .network import NetworkSection

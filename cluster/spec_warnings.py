@@ -1,12 +1,13 @@
 """What may be wrong with a spec and its recipe although they render: only the cluster or the image can tell."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from pos2distill.config import Recipe
-from pos2distill.config.load import load_recipe, sweep_cells
+from pos2distill.config.sweep import sweep_cells
 
-from .entrypoint import actors_per_node, overridden_storage, trains
+from .entrypoint import actors_per_node
+from .job_command import JobCommand
 from .names import ENDPOINTS
 from .nodes import quantity_bytes
 from .pods import RAY_SHUTDOWN_S
@@ -30,24 +31,25 @@ _CREDENTIALS = {
 _WANDB_KEYS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 
 
-def spec_warnings(
-    spec: ClusterSpec, recipe_name: str | None = None, overrides: Sequence[str] = (), *, command: str = "study"
-) -> list[str]:
+def spec_warnings(spec: ClusterSpec, job: JobCommand | None = None) -> list[str]:
     """One line for each risk, which begins with the field. The arguments are those that `render` accepts."""
-    recipe = load_recipe(recipe_name, overrides) if recipe_name else None
-    storage = overridden_storage(overrides) or spec.storage.url
+    recipe = None
+    storage = spec.storage.url
+    if job is not None:
+        recipe = job.recipe
+        storage = job.storage or storage
     disks = node_disks(spec, recipe, storage)
     warnings = [*_unchecked_disks(spec, disks), *_missing_credentials(spec, storage)]
     warnings += [*_missing_identity(spec, storage), *_unseen_by_collector(spec)]
-    if recipe is not None:
+    if job is not None:
         warnings += [
-            *_unused_gpus(spec, recipe),
-            *_small_scratch(spec, recipe),
-            *_missing_server_key(spec, recipe),
+            *_unused_gpus(spec, job.recipe),
+            *_small_scratch(spec, job.recipe),
+            *_missing_server_key(spec, job.recipe),
         ]
-    if recipe is not None and trains(command):
-        warnings += [*_short_grace(spec, disks), *tight_memory(spec, recipe)]
-        warnings += [*_too_many_workers(spec, recipe), *_missing_tracker_key(spec, recipe)]
+    if job is not None and job.trains:
+        warnings += [*_short_grace(spec, disks), *tight_memory(spec, job.recipe)]
+        warnings += [*_too_many_workers(spec, job.recipe), *_missing_tracker_key(spec, job.recipe)]
     return warnings
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pos2distill.config import Recipe
 from pos2distill.errors import Stopped, UserError, one_line
 from pos2distill.faults import describe
-from pos2distill.placement import JOB_DASHBOARD_VARIABLE
+from pos2distill.node_pools import JOB_DASHBOARD_VARIABLE
 from pos2distill.secrets import mask_secrets
 from pos2distill.store.files import write_json
 from pos2distill.store.storage import check_storage

@@ -11,7 +11,7 @@ def set_vllm_variables(*, device: str, threads: int, cpu_kv_cache_gib: int) -> N
     """Set what vLLM reads when it is imported and when its engine process starts (vLLM 0.32).
 
     Args:
-        threads: of the engine's process, on a CPU.
+        threads: threads of the engine's process, on a CPU.
         cpu_kv_cache_gib: memory of the KV cache, on a CPU.
     """
     # No usage report is sent to vLLM's developers, unless the user sets the variable otherwise.
@@ -43,7 +43,7 @@ def set_ray_variables() -> None:
 
 
 def skip_expected_ray_messages() -> None:
-    """Keep Ray 2.60 from printing what is no fault here. Ray reads the variable when it is imported."""
+    """Keep Ray 2.60 from printing what is not an error here. Ray reads the variable when it is imported."""
     # Several pools of processes that mostly wait share a laptop's cores.
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "PYTHON worker processes have been started on node")
 

@@ -9,7 +9,7 @@ import ssl
 import urllib.error
 from collections.abc import Mapping
 
-# Packages whose exceptions say that a remote storage refused or could not be reached. Most of them are no OSError:
+# Packages whose exceptions say that a remote storage refused or could not be reached. Most of them are not OSErrors:
 # s3fs 2026.9 passes on botocore's, gcsfs 2026.10 google.auth's, both aiohttp's; huggingface_hub 2.4 httpx2's.
 _REMOTE_PACKAGES = ("botocore", "aiobotocore", "gcsfs", "google", "aiohttp", "httpx", "httpx2", "httpcore", "requests")
 
@@ -81,7 +81,7 @@ def is_fault(error: BaseException) -> bool:
     return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _REMOTE_PACKAGES
 
 
-def reason(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """The error's own text, in one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
@@ -92,13 +92,13 @@ def reason(error: BaseException) -> str:
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
-def where(error: BaseException, url: str) -> str:
+def error_file(error: BaseException, url: str) -> str:
     """The file that the error names, to append to its reason, unless the URL is that file."""
     filename = getattr(error, "filename", None)
     return f": {filename}" if filename and str(filename).rstrip("/") not in url else ""
 
 
-def fix(error: BaseException, url: str = "") -> str:
+def fix_hint(error: BaseException, url: str = "") -> str:
     """The likely fix, to append to a message, or nothing.
 
     Args:
@@ -137,7 +137,7 @@ def is_permanent(error: BaseException) -> bool:
     status = _status_of(error)
     if status is not None:
         return status < 500 and status not in _PASSING_STATUS
-    return _is_of_certificate(error) or any(part in name for part in (*_WRONG_SETTINGS, "Credential", "Token"))
+    return _is_certificate_error(error) or any(part in name for part in (*_WRONG_SETTINGS, "Credential", "Token"))
 
 
 def _status_of(error: BaseException) -> int | None:
@@ -154,7 +154,7 @@ def _status_of(error: BaseException) -> int | None:
     return found if isinstance(found, int) and found >= 300 else None
 
 
-def _is_of_certificate(error: BaseException) -> bool:
+def _is_certificate_error(error: BaseException) -> bool:
     """Whether a server's certificate is not trusted. Other errors of SSL, such as an early end, may pass."""
     return isinstance(error, ssl.SSLCertVerificationError) or "certificate_verify_failed" in str(error).lower()
 
@@ -173,8 +173,8 @@ def is_transient(error: BaseException) -> bool:
         return isinstance(error.reason, Exception) and not is_permanent(error.reason)
     is_remote = type(error).__module__.partition(".")[0] in _REMOTE_PACKAGES
     has_passing_number = getattr(error, "errno", None) in (*_BUSY, *_UNREACHABLE, errno.EIO, errno.ESTALE)
-    is_of_network = isinstance(error, ConnectionError | TimeoutError | socket.gaierror)
-    return is_remote or has_passing_number or is_of_network
+    is_network_error = isinstance(error, ConnectionError | TimeoutError | socket.gaierror)
+    return is_remote or has_passing_number or is_network_error
 
 
 def describe(error: BaseException) -> str | None:
@@ -186,4 +186,4 @@ def describe(error: BaseException) -> str | None:
         name = "a storage"
     again = "; run the same command again to continue" if is_transient(error) else ""
     # A name may be too long for a message, and the reason stands after it.
-    return f"{name!s:.300}: {reason(error)}{fix(error)}{again}; POS2DISTILL_DEBUG=1 shows the traceback"
+    return f"{name!s:.300}: {error_text(error)}{fix_hint(error)}{again}; POS2DISTILL_DEBUG=1 shows the traceback"

@@ -13,8 +13,9 @@ def list_matching(fs: fsspec.AbstractFileSystem, folder: str, pattern: str, *, w
     """The files in a folder whose names match, sorted; those that other processes wrote too. None without the folder.
 
     Args:
-        folder: read literally. pattern: of paths in it, `part-*.parquet` or `*/manifest.json`; each of its names is one
-            of `fnmatch`. with_folders: list folders that match too.
+        folder: the folder, read literally.
+        pattern: pattern of paths in it, such as `part-*.parquet` or `*/manifest.json`; each name is one of `fnmatch`.
+        with_folders: list folders that match too.
     """
     fs.invalidate_cache(folder)
     options = {}

@@ -88,10 +88,10 @@ EXAMPLE_SCHEMA = pa.schema(
 _EXAMPLE = pa.struct(list(EXAMPLE_SCHEMA))
 
 # One prompt to generate from: an example with its gold documents at slots of `documents`.
-#   sample_id: of the sample that is made, one of `sample_ids`; null for evaluation.
+#   sample_id: id of the sample that is made, one of `sample_ids`; null for evaluation.
 #   placement, group: which of the evaluated placements this is, and the group it belongs to ("" for none).
-#   order: of the distractors at this placement; 0 is the data set's, all others are random.
-#   messages: in place of prompt_ids, for a server that makes a prompt of them; else null.
+#   order: order of the distractors at this placement; 0 is the data set's, all others are random.
+#   messages: used in place of prompt_ids, for a server that makes a prompt of them; else null.
 #   example: the whole example for training; null for evaluation.
 #   error: why there is no prompt, else null.
 PROMPT_SCHEMA = pa.schema(
@@ -117,10 +117,10 @@ PROMPT_SCHEMA = pa.schema(
 #   sample_id: as in `PROMPT_SCHEMA`.
 #   prompt_ids: the prompt that was answered, at `slots`; where the teacher gets another one (on-policy methods, a
 #   random teacher slot), the teacher's.
-#   sampled_ids, text: as generated; response_ids, truncated_text: what of it is kept, closed by the end-of-turn token.
+#   sampled_ids, text: as generated; response_ids, truncated_text: what is kept of it, closed by the end-of-turn token.
 #   The texts begin with the `<think>` that the chat template may have written, which is not among the ids.
-#   prompt_tokens, answer_tokens: their numbers, of which a server may tell none (null).
-#   correct: by the data set's metric; f1: of the part of the text that the metric compares.
+#   prompt_tokens, answer_tokens: their numbers, null if the server does not report them.
+#   correct: by the data set's metric; f1: token F1 of the part of the text that the metric compares.
 #   outcome: "kept", or the reason why not ("wrong", "empty", "failed"; where a model on a server is evaluated also
 #   "refused": the prompt, for its content; "unanswered": the server did not answer, and may later). error: what
 #   failed or why it was refused, else null.
@@ -199,8 +199,9 @@ REFUSAL_SCHEMA = pa.schema(
 # What an analysis computed of one example: a response that all models read, and passes over it at S placements.
 #   slots: the advantageous ones, where the base model answered. hidden, hidden_dtype, tokens: that model's states
 #   there, as in `SAMPLE_SCHEMA`, and its most likely tokens.
-#   placement_slots: of each placement. kl: nats, and agrees: whether the most likely tokens are equal, at T tokens of
-#   each placement. layers, attention: of each placement (N layers, 2 queries, D + 3 parts), row-major; empty if none.
+#   placement_slots: slots of each placement. kl: nats, and agrees: whether the most likely tokens are equal, at T
+#   tokens of each placement.
+#   layers, attention: for each placement (N layers, 2 queries, D + 3 parts), row-major; empty if none.
 PASSES_SCHEMA = pa.schema(
     [
         ("example_id", pa.string()),
@@ -228,6 +229,13 @@ def sample_ids(example_ids: Sequence[str], per_example: int) -> list[str]:
     if per_example == 1:
         return list(example_ids)
     return [f"{example_id}@{number}" for example_id in example_ids for number in range(per_example)]
+
+
+def sample_id_array(example_ids: pa.Array, per_example: int) -> pa.Array:
+    """`sample_ids` as an array: an index in it stands for the sample in stores and in training."""
+    if per_example == 1:
+        return example_ids
+    return pa.array(sample_ids(example_ids.to_pylist(), per_example), pa.string())
 
 
 def example_from_row(row: Mapping[str, Any]) -> Example:

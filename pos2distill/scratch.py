@@ -32,7 +32,7 @@ def locked(path: Path) -> Iterator[None]:
     """Within this context, no other process of this machine is in a context of the same path.
 
     Args:
-        path: of the lock file, which is made and stays. The system releases the lock of a process that dies.
+        path: path of the lock file, which is made and stays. The system releases the lock of a process that dies.
     """
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

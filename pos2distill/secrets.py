@@ -43,11 +43,28 @@ _SIGNATURES = ("sig", "signature", "x-amz-signature", "x-goog-signature")  # of 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _SECRET_WORDS = ("password", "passwd", "passphrase", "secret", "token", "apikey", "credential", "credentials")
 _SHORT_WORDS = ("pwd", "pat", "pass", "dsn", "key")  # secrets at the end of a name only
-_PLAIN_KEYS = ("public", "primary", "foreign", "partition", "sort", "cache")  # keys that are no secrets
+_PLAIN_KEYS = ("public", "primary", "foreign", "partition", "sort", "cache")  # keys that are not secrets
 # What follows the word in names of something else: TOKEN_FILE, SECRET_NAME, TOKEN_TIMEOUT.
 _ABOUT_WORDS = (
-    *("file", "path", "dir", "name", "url", "uri", "endpoint", "timeout", "seconds", "type", "class", "id"),
-    *("mode", "store", "size", "limit", "count", "length", "version"),
+    "file",
+    "path",
+    "dir",
+    "name",
+    "url",
+    "uri",
+    "endpoint",
+    "timeout",
+    "seconds",
+    "type",
+    "class",
+    "id",
+    "mode",
+    "store",
+    "size",
+    "limit",
+    "count",
+    "length",
+    "version",
 )
 _FLAGS = ("", "0", "1", "true", "false", "yes", "no", "on", "off", "none", "null", "auto")
 # A path, a reference to a value that is filled in elsewhere, or a number.
@@ -90,7 +107,7 @@ def mask_secrets(text: str) -> str:
 def file_holds_secret(path: Path) -> bool:
     """Whether a whole file contains a secret. Compressed files are read, of weights only the header is.
 
-    In data, names say nothing: a question about passwords is no password.
+    In data, names say nothing: a question about passwords is not a password.
     """
     is_code, is_data = path.suffix == ".py", path.suffix in (".jsonl", ".gz")
     for data in _chunks(path):
@@ -137,7 +154,7 @@ def _own_formats(text: str) -> Iterator[str]:
         for match in pattern.finditer(text):
             yield match[match.lastindex or 0]
     for match in _USER_INFO.finditer(text):
-        # A user's name alone is no secret.
+        # A user's name alone is not a secret.
         _, separator, password = match[1].partition(":")
         if separator and password and not _is_reference(password):
             yield password
@@ -151,7 +168,7 @@ def _named_values(text: str, *, quoted: bool) -> Iterator[str]:
     """Values with the names of secrets.
 
     Args:
-        quoted: in code, a value without quotes is an expression, such as `token=config.token`.
+        quoted: yield only values in quotes; in code, others are expressions, such as `token=config.token`.
     """
     for match in _ASSIGNMENT.finditer(text):
         name, value = match[1], match[4]
@@ -164,7 +181,7 @@ def _named_values(text: str, *, quoted: bool) -> Iterator[str]:
 
 
 def _is_random(value: str) -> bool:
-    """Whether a value is no word, number or identifier: `token` and `key` are also names of harmless values."""
+    """Whether a value is not a word, number or identifier: `token` and `key` are also names of harmless values."""
     letters = "".join(filter(str.isalpha, value))
     numbers = len(re.findall("[0-9]+", value))
     is_mixed = not letters.islower() and not letters.isupper()

@@ -16,7 +16,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import TransientError, UserError
-from pos2distill.faults import fix, is_fault, is_permanent, reason, where
+from pos2distill.faults import error_file, error_text, fix_hint, is_fault, is_permanent
 
 _ANSWER_SECONDS = 10.0
 
@@ -46,12 +46,13 @@ def open_url(url: str, setting: str) -> tuple[fsspec.AbstractFileSystem, str]:
 
 @contextmanager
 def storage_errors(url: str, setting: str) -> Iterator[None]:
-    """Turns what a storage raises into one line with the likely fix (see `faults`). Other exceptions pass.
+    """Turn what a storage raises into one line with the likely fix (see `faults`). Other exceptions pass.
 
     Args:
-        setting: as of `open_url`.
+        setting: as in `open_url`.
     Raises:
-        UserError: instead of the storage's own exception; TransientError unless rights or the file are missing.
+        UserError: instead of the storage's own exception, if the permission or the file is missing.
+        TransientError: instead of any other exception of the storage.
     """
     try:
         yield
@@ -60,7 +61,8 @@ def storage_errors(url: str, setting: str) -> Iterator[None]:
         if not is_fault(cause):
             raise
         kind = UserError if is_permanent(cause) else TransientError
-        raise kind(f"{url}: cannot be used ({reason(cause)}{where(cause, url)}) ({setting}){fix(cause, url)}") from None
+        reason = f"{error_text(cause)}{error_file(cause, url)}"
+        raise kind(f"{url}: cannot be used ({reason}) ({setting}){fix_hint(cause, url)}") from None
 
 
 def require_listable(fs: fsspec.AbstractFileSystem, path: str) -> None:
@@ -86,7 +88,7 @@ def _address(url: str) -> str | None:
     """The address of a server whose package would try for a minute or more to reach it; else None.
 
     Raises:
-        UserError: if AWS_ENDPOINT_URL is no URL.
+        UserError: if AWS_ENDPOINT_URL is not a URL.
     """
     protocol = url.partition("://")[0]
     # gcsfs 2026.10 retries for 50 s; botocore waits 60 s for a connection, several times.

@@ -25,10 +25,11 @@ from transformers import PreTrainedModel
 
 from pipelines.executors.local import LocalExecutor
 from pipelines.plan import make_plan
-from pipelines.stages.measured import with_model
 from pipelines.stages.prepare import EVALUATION
+from pipelines.stages.resolve import with_model
 from pos2distill.config import Recipe
-from pos2distill.config.load import load_recipe, sweep_cells
+from pos2distill.config.load import load_recipe
+from pos2distill.config.sweep import sweep_cells
 from pos2distill.errors import UserError
 from pos2distill.losses.kl import forward_kl, mean_by_row
 from pos2distill.models.head import LogitTransform
@@ -64,7 +65,7 @@ def kl_to(reference: Reference, student: PreTrainedModel) -> float:
     kls = []
     for batch, base_TV in zip(reference.batches, reference.logits, strict=True):
         kl_T = forward_kl(base_TV, _logits(student, batch))
-        kls.append(mean_by_row(kl_T, batch.row_T, batch.rows))
+        kls.append(mean_by_row(kl_T, batch.row_T, batch.row_count))
     return float(torch.cat(kls).mean())
 
 

@@ -29,8 +29,7 @@ import pyarrow.compute as pc
 
 from benchmarks.methods.rows import Run, draw, print_table, summarise
 from benchmarks.methods.tables import SEEDS, TABLES, Table, Variant
-from pipelines.commands import run_evaluate, run_study
-from pipelines.plan import make_plan
+from pipelines.commands import plan_command, run_evaluate, run_study
 from pipelines.provenance import read_provenance
 from pipelines.stages.stage import Stage
 from pos2distill.config import Recipe
@@ -51,9 +50,12 @@ def settings_of(table: Table, variant: Variant, seed: int, storage: str) -> list
 
 def run(recipe: Recipe, *, trains: bool) -> Run:
     """Run one seed of a variant; what is stored is not computed again."""
-    command = run_study if trains else run_evaluate
-    command(recipe)
-    plan = make_plan(recipe)
+    cells = plan_command(recipe, "study" if trains else "evaluate")
+    if trains:
+        run_study(recipe, cells)
+    else:
+        run_evaluate(recipe, cells)
+    plan = cells[0].plan
     evaluated = plan.evaluate_distilled if trains else plan.evaluate_base
     predictions = evaluated.artifact.read_table("predictions.parquet")
     grid = to_grid(predictions, recipe.study.data.documents)

@@ -28,7 +28,8 @@ from pos2distill.config import Recipe
 from pos2distill.models.prompts import load_prompt_builder
 from pos2distill.store.samples import SampleStore
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.loader import BatchLoader, TrainingProgress
+from pos2distill.training.loader import BatchLoader
+from pos2distill.training.progress import TrainingProgress
 from pos2distill.training.rows import RowBuilder
 
 REPORT = Path(__file__).with_suffix(".json")
@@ -60,7 +61,7 @@ def measure(material: Path, examples: int, cores: int) -> dict[str, Any]:
         watcher.start()
         stages = {
             "read": lambda: plan.prepare.run(plan.prepare, run),
-            "sample": lambda: plan.sample.run(plan.sample, run),
+            "sample": lambda: plan.first_sample.run(plan.first_sample, run),
             "build rows": lambda: build_rows(recipe, plan),
         }
         for name, run_stage in stages.items():
@@ -96,7 +97,7 @@ def _cpu_since(before: Any, examples: int) -> dict[str, float]:
 
 def _sampling_rate_once_started(plan: Plan, examples: int) -> float:
     """Examples per second between the first and the last part of the store. So the start of Ray does not count."""
-    parts = Path(plan.sample.artifact.path).glob("parts/*.parquet")
+    parts = Path(plan.first_sample.artifact.path).glob("parts/*.parquet")
     times = sorted(path.stat().st_mtime for path in parts)
     return examples * (len(times) - 1) / len(times) / (times[-1] - times[0])
 
@@ -106,7 +107,7 @@ def build_rows(recipe: Recipe, plan: Plan) -> None:
     study = recipe.study
     builder = RowBuilder(load_prompt_builder(study, reserve=0), study)
     ids = training_ids(plan.prepare.artifact)
-    loader = BatchLoader(study, ids, SampleStore(plan.sample.artifact), _no_stream, DistContext())
+    loader = BatchLoader(study, ids, SampleStore(plan.first_sample.artifact), _no_stream, DistContext())
     rows = 0
     for batch in loader.batches(TrainingProgress.at_start(len(ids))):
         for sample in batch.samples:

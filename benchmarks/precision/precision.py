@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from benchmarks.circumstances import circumstances
 from pos2distill.losses.kl import forward_kl
-from pos2distill.models.loss_head import LossHead, float32_product
+from pos2distill.models.loss_head import LossHead, float32_logits
 
 VOCABULARY = 128_000
 REFERENCE_TOKENS = 32  # at once, in double precision
@@ -129,7 +129,7 @@ def ours(head: nn.Linear, states_TH: Tensor, teacher_TH: Tensor, teacher_VH: Ten
     """The product's loss head."""
     kl_T: Tensor = LossHead(head)(
         states_TH,
-        token_losses=lambda product, chunk: forward_kl(float32_product(teacher_TH[chunk], teacher_VH), product),
+        token_losses=lambda logits_tV, chunk: forward_kl(float32_logits(teacher_TH[chunk], teacher_VH), logits_tV),
     )
     return kl_T
 

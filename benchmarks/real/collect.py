@@ -27,10 +27,11 @@ from pos2distill.store.samples import SampleStore
 
 def mean_prompt_tokens(plan: Plan) -> float:
     """Mean length of the prompts at the advantageous slot; at other slots they are as long, up to a few tokens."""
-    folder = SampleStore(plan.sample.artifact).folder
+    artifact = plan.first_sample.artifact
+    folder = SampleStore(artifact).folder
     lengths: list[int] = []
-    for part in list_matching(plan.sample.artifact.fs, folder, "part-*.parquet"):
-        table = plan.sample.artifact.read_table(part.removeprefix(f"{plan.sample.artifact.path}/"), ["prompt_ids"])
+    for part in list_matching(artifact.fs, folder, "part-*.parquet"):
+        table = artifact.read_table(part.removeprefix(f"{artifact.path}/"), ["prompt_ids"])
         lengths += [len(ids) for ids in table["prompt_ids"]]
     return float(np.mean(lengths))
 

@@ -129,7 +129,7 @@ def measure(recipe: Recipe, plan: Plan, examples: int) -> dict[str, Any]:
     plan.prepare.run(plan.prepare, run)
     measured: list[dict[str, float]] = []
     finished = threading.Event()
-    store = SampleStore(plan.sample.artifact)
+    store = SampleStore(plan.first_sample.artifact)
     thread = threading.Thread(target=watch, args=(measured, store, finished), daemon=True)
     thread.start()
     start = time.monotonic()
@@ -142,7 +142,7 @@ def measure(recipe: Recipe, plan: Plan, examples: int) -> dict[str, Any]:
     for step in read_steps(plan.distill.artifact):
         trained += step["examples"]
     assert len(trained) == len(set(trained)) == len(training_ids(plan.prepare.artifact)) == examples
-    manifest = plan.sample.artifact.manifest()
+    manifest = plan.first_sample.artifact.manifest()
     assert manifest is not None
     sampling_s = manifest.seconds["sample"]
     return {

@@ -62,7 +62,7 @@ Batches = list[list[Row]]
 def toy() -> tuple[Study, Prompts]:
     """The quickstart's study and its prompts."""
     study = load_recipe("quickstart").study
-    documents, advantageous = study.data.documents, study.advantageous(1)
+    documents, advantageous = study.data.documents, study.fixed_advantageous_slots(1)
     reserve = study.sampling.max_new_tokens
     build = PromptBuilder(load_tokenizer(study.model), "plain", max_length=context_length(study.model), reserve=reserve)
     prompts = []

@@ -22,10 +22,10 @@ from pos2distill.records import Example, Slots, Tokens
 from pos2distill.sampling.teacher_encoder import TeacherEncoder
 from pos2distill.training.batches import Batch
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.loader import TrainingProgress
 from pos2distill.training.loop import StepRecord, Trainer
-from pos2distill.training.micro_batches import tokens_in_part
-from pos2distill.training.rows import Row, RowKey, Sample, count_parts
+from pos2distill.training.micro_batches import added_token_counter, count_micro_batches
+from pos2distill.training.progress import TrainingProgress
+from pos2distill.training.rows import Row, RowKey, Sample
 from pos2distill.training.strategies import build_strategy
 from pos2distill.training.strategies.protocol import Strategy
 from pos2distill.training.teachers import build_teacher
@@ -208,14 +208,14 @@ class Questions:
         yield Batch(0, np.arange(len(self.samples)), self.samples, FRACTION)
 
 
-def tokens_for(rows: Sequence[Row], parts: int) -> int:
+def tokens_for(rows: Sequence[Row], count: int) -> int:
     """The smallest `micro_batch_tokens` with which one rank's rows make at most this number of micro-batches.
 
     A plain loop makes the same number. Shared prefixes count once, so micro-batches need not have equally many rows.
     """
-    tokens = tokens_in_part(rows)
+    tokens = added_token_counter(rows)
     limits = range(1, sum(row.length for row in rows) + 1)
-    return limits[bisect.bisect_left(limits, -parts, key=lambda limit: -count_parts(tokens, len(rows), limit))]
+    return limits[bisect.bisect_left(limits, -count, key=lambda limit: -count_micro_batches(tokens, len(rows), limit))]
 
 
 class OurStep:

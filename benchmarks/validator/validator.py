@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks.circumstances import circumstances
 from benchmarks.validator.faults import MANIFESTS, OBJECTS, SPECS
+from cluster.job_command import load_job
 from cluster.render import render
 from cluster.spec import load_cluster
 from cluster.spec_warnings import spec_warnings
@@ -76,7 +77,7 @@ def findings_of(folder: Path, files: list[Path], crds: str | None) -> dict[str, 
 
 def check_faults(crds: str) -> dict[str, Any]:
     """The outcome of every faulty manifest and spec."""
-    *objects, job = render(load_cluster("eks"), *_STUDY)
+    *objects, job = render(load_cluster("eks"), load_job(*_STUDY))
     assert check([*objects, job], crds) == []  # so any finding in a case is caused by its fault
     report = {}
     for kind, faults in MANIFESTS.items():
@@ -100,8 +101,9 @@ def check_spec(settings: str, crds: str) -> str:
     try:
         # Two settings are separated by a space before a name of the spec.
         spec = load_cluster("gke", settings.replace(" training.", "\ntraining.").splitlines())
-        manifests = render(spec, *_SPEC_STUDY)
-        warnings = spec_warnings(spec, *_SPEC_STUDY)
+        job = load_job(*_SPEC_STUDY)
+        manifests = render(spec, job)
+        warnings = spec_warnings(spec, job)
     except UserError:
         return "error"
     level = worst_level(manifests, crds)

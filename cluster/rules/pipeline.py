@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from pos2distill.placement import DRAIN_VARIABLE, POOLS_LABEL, SAMPLING, SUBCLUSTER_LABEL, TRAINING, Pool
+from pos2distill.node_pools import DRAIN_VARIABLE, POOLS_LABEL, SAMPLING, SUBCLUSTER_LABEL, TRAINING, Pool
 
 from ..names import ELASTIC_ANNOTATION, GPU, MARKET_LABEL, QUEUE_LABEL
 from ..syntax import DNS_LABEL, SHOWN
@@ -147,7 +147,7 @@ def head_shows_its_dashboard(manifest: Fields) -> Iterator[Violation]:
 
 
 def head_labels_are_those_of_pools(manifest: Fields) -> Iterator[Violation]:
-    """pos2distill/placement.py explains the labels."""
+    """pos2distill/node_pools.py explains the labels."""
     cluster = cluster_of(manifest)
     if not cluster:
         return
@@ -223,7 +223,7 @@ def work_may_use_the_grace_period(manifest: Fields) -> Iterator[Violation]:
 
 
 def groups_are_in_one_pool(manifest: Fields) -> Iterator[Violation]:
-    """Work must find a group by its labels and resources. pos2distill/placement.py explains them."""
+    """Work must find a group by its labels and resources. pos2distill/node_pools.py explains them."""
     for group in groups_of(manifest):
         if _serves(group, SAMPLING) and _serves(group, TRAINING):
             message = "provides both sampling and training; make two groups of it, so that they scale independently"

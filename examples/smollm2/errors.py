@@ -3,7 +3,7 @@
 import sys
 
 from pos2distill.errors import UserError
-from pos2distill.faults import reason
+from pos2distill.faults import error_text
 
 # The errors that the scripts catch.
 EXPECTED = (UserError, OSError)
@@ -12,5 +12,5 @@ EXPECTED = (UserError, OSError)
 def report(error: Exception) -> int:
     """Print the error in one line. Returns the exit code."""
     filename = getattr(error, "filename", None)
-    print(f"error: {filename}: {reason(error)}" if filename else f"error: {error}", file=sys.stderr)
+    print(f"error: {filename}: {error_text(error)}" if filename else f"error: {error}", file=sys.stderr)
     return 2

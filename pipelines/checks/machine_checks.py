@@ -13,9 +13,10 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill import hardware
 from pos2distill.config import Study
+from pos2distill.config.training import STATE_BYTES
 from pos2distill.environment import names_cluster
 from pos2distill.errors import UserError, warn
-from pos2distill.faults import reason
+from pos2distill.faults import error_text
 from pos2distill.urls import open_url, storage_errors
 
 from .model_checks import count_parameters
@@ -23,8 +24,6 @@ from .pending_run import PendingRun
 from .setting_warnings import warn_of_unused_local_gpus
 
 _CONNECT_SECONDS = 8.0  # with all else that a refusal takes, less than 10
-
-_STATE_BYTES = 12  # of one trained parameter: its value and two moments of Adam, in float32
 _GIB = 1 << 30
 
 
@@ -44,7 +43,7 @@ def check_ray(run: PendingRun) -> None:
     try:
         socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
     except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have
-        why = reason(error)
+        why = error_text(error)
     else:
         if _answers_as_ray(target, max(1.0, deadline - time.monotonic())):
             return
@@ -170,7 +169,7 @@ def check_temporary_space(run: PendingRun) -> None:
 
 def _state_bytes(study: Study) -> int:
     # With adapters, only they have a state.
-    return 0 if study.training.lora else count_parameters(study.model) * _STATE_BYTES
+    return 0 if study.training.lora else count_parameters(study.model) * STATE_BYTES
 
 
 def _existing(path: str) -> str:

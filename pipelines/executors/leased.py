@@ -28,7 +28,7 @@ class LeasedExecutor:
     @contextmanager
     def track(self, spec: ProgressSpec) -> Iterator[Tracker]:
         """See `Executor.track`. The loss ends training through its tracker."""
-        with self.executor.track(spec) as tracker, self.lease.reported_to(tracker.report_fatal):
+        with self.executor.track(spec) as tracker, self.lease.notify_on_loss(tracker.report_fatal):
             yield tracker
 
     def map(
@@ -54,7 +54,7 @@ class LeasedExecutor:
 
     def train(self, job: TrainingJob, stream: Stream, tracker: Tracker) -> TrainingOutcome:
         """See `Executor.train`. After a second Ctrl-C it may outlive the command, and keeps the lease."""
-        with self.lease.working():
+        with self.lease.hold_during():
             self.lease.check()
             outcome = self.executor.train(job, stream, tracker)
         self.lease.check()

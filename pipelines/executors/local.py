@@ -23,7 +23,7 @@ from pos2distill.sampling.blocks import batches_of
 from pos2distill.sampling.operators import ActorOperator, Operator
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.checkpoint_layout import STATE_FOLDER
-from pos2distill.store.outages import once_storage_answers
+from pos2distill.store.retry import retry_while_unreachable
 from pos2distill.training.job import TrainingJob, TrainingOutcome
 
 from ..progress import show_progress
@@ -252,10 +252,12 @@ class LocalSession:
         """See `WorkerSession.save_checkpoint`. The list of saved folders is replaced only once this one is whole."""
         # The random suffix avoids the folder of a killed run, which may hold half an upload of the same step.
         name = f"{step:08d}-{uuid.uuid4().hex[:8]}"
-        once_storage_answers(lambda: self.checkpoint.upload(folder, f"{_STATE}/{name}"), self.warn)
+        retry_while_unreachable(lambda: self.checkpoint.upload(folder, f"{_STATE}/{name}"), self.warn)
         shutil.rmtree(folder)
         saved = [*saved_folders(self.checkpoint), name]
-        once_storage_answers(lambda: self.checkpoint.write_json(f"{_STATE}/{_LATEST}", saved[-self.keep :]), self.warn)
+        retry_while_unreachable(
+            lambda: self.checkpoint.write_json(f"{_STATE}/{_LATEST}", saved[-self.keep :]), self.warn
+        )
         # Last, so that a run that is killed here leaves unused folders and never a list with missing ones.
         for old in saved[: -self.keep]:
             self.checkpoint.remove(f"{_STATE}/{old}")

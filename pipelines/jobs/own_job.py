@@ -7,7 +7,7 @@ import time
 from ray.job_submission import JobSubmissionClient
 
 from pos2distill.environment import ignore_ray_addresses
-from pos2distill.placement import JOB_DASHBOARD_VARIABLE
+from pos2distill.node_pools import JOB_DASHBOARD_VARIABLE
 
 _STOP_SECONDS = 60.0
 

@@ -24,11 +24,13 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobSubmissionClient
 from urllib3.exceptions import NewConnectionError
 
-from pos2distill.config.load import RECIPES, find_yaml, is_built_in, load_recipe, recipe_names, sweep_cells
+from pos2distill.config.load import load_recipe
 from pos2distill.config.model import ModelSection
+from pos2distill.config.read import RECIPES, find_yaml, is_built_in, recipe_names
+from pos2distill.config.sweep import sweep_cells
 from pos2distill.environment import ignore_ray_addresses, sends_ray_token
 from pos2distill.errors import ExitCode, UserError, status_name
-from pos2distill.placement import RAY_VARIABLES
+from pos2distill.node_pools import RAY_VARIABLES
 from pos2distill.secrets import looks_secret
 
 from .bundle import PROJECT, TAKEN, is_packed, pack, packed_files
@@ -162,7 +164,7 @@ def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
 
 def _is_folder(model: ModelSection, written: str) -> bool:
     """Whether a model's path, as it was written, means a folder, and not a name on the hub or on a server."""
-    if model.is_served_name:
+    if model.uses_chat_api:
         return False
     # `load_recipe` makes the path of a folder absolute. One of the project is found by the job, wherever this runs.
     return Path(model.path).is_absolute() or (PROJECT / written).exists() or written.startswith(".")

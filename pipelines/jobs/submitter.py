@@ -15,7 +15,7 @@ import time
 from ray.job_submission import JobDetails, JobSubmissionClient
 
 from pos2distill.errors import UserError
-from pos2distill.placement import DEADLINE_PASSED, JOB_DEADLINE_VARIABLE
+from pos2distill.node_pools import DEADLINE_PASSED, JOB_DEADLINE_VARIABLE
 
 from .follow import follow
 from .submit import connect

@@ -68,7 +68,7 @@ def export_tasks(run: str, folder: Path) -> Export:
     """
     artifact = open_artifact(run, [SCORES])
     study = study_of(artifact)
-    if study.model.is_served_name:
+    if study.model.uses_chat_api:
         raise UserError(f"{run}: the server of {study.model.path} makes its prompts, so they cannot be exported")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: expected a new or empty folder")
@@ -131,7 +131,7 @@ def read_sample_logs(paths: list[str], folder: str) -> pa.Table:
     """Scores of the harness's answers to exported questions, in those columns of `PREDICTION_SCHEMA` that it knows.
 
     Args:
-        paths: of `find_sample_logs`. folder: where they were found.
+        paths: the result of `find_sample_logs`. folder: where they were found.
     Raises:
         UserError: if a line is not of an exported task, with its file and number.
     """

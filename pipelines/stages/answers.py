@@ -41,7 +41,7 @@ class Answers:
     """The answers of one model to some examples.
 
     predictions: a table of `PREDICTION_SCHEMA`, sorted by prompt length, example, placement and order, of the examples
-    that are answered at every placement. refused: of `REFUSAL_SCHEMA`, of all others.
+    that are answered at every placement. refused: a table of `REFUSAL_SCHEMA`, of all others.
     """
 
     predictions: pa.Table
@@ -185,7 +185,7 @@ def count_answers(examples: int, answers: Answers) -> dict[str, int]:
 
     Counts: refused of the examples are left out, because a server refuses one of their prompts; absent if there are
     none. prompts = right + wrong, of the others; hit_max_tokens of them were cut off at the length limit; thoughts and
-    unfinished_thoughts as of `count_thoughts`.
+    unfinished_thoughts: see `count_thoughts`.
     """
     predictions = answers.predictions
     right = pc.sum(predictions["correct"]).as_py()

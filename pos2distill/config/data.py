@@ -44,7 +44,7 @@ class DataSection(Section):
         "answer is', else sub_em",
     )
     hops: tuple[int, ...] = Field(
-        (1,), description="gold documents of an example; of files that mix numbers of hops, those used"
+        (1,), description="gold documents of an example; for files that mix numbers of hops, the numbers to use"
     )
     documents: int = Field(20, ge=2, description="documents in a prompt")
     distractors: Literal["given", "random"] = Field(

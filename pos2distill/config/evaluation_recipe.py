@@ -1,6 +1,5 @@
 """The recipe of one evaluation, from a model and a data file instead of a YAML file."""
 
-import copy
 import os
 import re
 from collections.abc import Sequence
@@ -31,7 +30,7 @@ def evaluation_recipe(
     Args:
         model: folder, URL or hub name; with `base_url` the model's name on the server.
         data: file in the format `jsonl`, unless `overrides` name another one.
-        documents: in a prompt. Default: as of `data.documents`.
+        documents: number of documents in a prompt. Default: that of `data.documents`.
         slots: `evaluation.slots`. Default: 5, or as many as there are. examples: `data.eval_examples`.
         overrides: further settings, `section.field=value`.
     Raises:
@@ -59,8 +58,8 @@ def evaluation_recipe(
         raw["runtime"]["samplers"] = {"batch_size": 64}
         raw["runtime"]["endpoint"] = {"base_url": base_url}
     if slots is None:
-        # From the whole recipe, since an override may set the number of documents. `make_recipe` changes its argument.
-        study = make_recipe(copy.deepcopy(raw), overrides, source="evaluate").study
+        # From the whole recipe, since an override may set the number of documents.
+        study = make_recipe(raw, overrides, source="evaluate").study
         slots = min(DEFAULT_EVALUATED_SLOTS, study.data.documents)
     raw["evaluation"] = {"slots": slots}
     return make_recipe(raw, overrides, source="evaluate")

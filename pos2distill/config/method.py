@@ -1,4 +1,4 @@
-"""The distillation method of a study: an entry of the table in `methods`, and its settings."""
+"""The distillation method of a study: an entry of the table in `method_table`, and its settings."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -72,8 +72,8 @@ class MethodSection(Section):
         # The default is validated too, because `_no_teacher_unless_needed` replaces it for some methods.
         validate_default=True,
         description="cached: hidden states stored with the samples; resident: the base model next to the student; "
-        "topk: the sampler's most likely tokens, no teacher stage, approximate; none: of every method that needs "
-        "no teacher",
+        "topk: the sampler's most likely tokens, no teacher stage, approximate; none: for every method that "
+        "needs no teacher",
     )
     # Left out of dumps, and so of fingerprints, if the teacher's prompt is the advantageous one.
     teacher_slot: Literal["advantageous", "random"] = Field(
@@ -97,7 +97,7 @@ class MethodSection(Section):
     @field_validator("teacher", mode="after")
     @classmethod
     def _no_teacher_unless_needed(cls, teacher: str, info: ValidationInfo) -> str:
-        # A sweep over methods names one teacher for all of them, so a teacher that is not needed is no error.
+        # A sweep over methods names one teacher for all of them, so a teacher that is not needed is not an error.
         known = "name" in info.data and "weights" in info.data
         if known and not _needs_teacher(_spec_of(info.data), info.data["weights"]):
             return "none"
@@ -106,7 +106,7 @@ class MethodSection(Section):
     @field_validator("teacher_topk", mode="after")
     @classmethod
     def _no_tokens_without_teacher(cls, teacher_topk: int, info: ValidationInfo) -> int:
-        # A number of tokens that a sweep names for all methods is no error either.
+        # A number of tokens that a sweep names for all methods is not an error either.
         return 0 if info.data.get("teacher") == "none" else teacher_topk
 
     @property

@@ -50,14 +50,14 @@ class ModelSection(Section):
     chat_template_kwargs: Options = Field(
         HashableMapping(),
         exclude_if=lambda kwargs: not kwargs,
-        description="further variables of the chat template, such as {enable_thinking: false}; of api chat sent to the "
-        "server, which must know the field (vLLM, SGLang)",
+        description="further variables of the chat template, such as {enable_thinking: false}; with api chat, they are "
+        "sent to the server, which must know the field (vLLM, SGLang)",
     )
     max_length: int | None = Field(None, gt=0, description="context in tokens; default: from the model's config")
     rope_scales: tuple[float, ...] = Field((), description="filled in from inference.scales")
     trust_remote_code: bool = False
 
     @property
-    def is_served_name(self) -> bool:
-        """Whether `path` is a name on a server, and this machine has no file of the model."""
+    def uses_chat_api(self) -> bool:
+        """Whether a server applies the chat template: `path` is a name there, and this machine has no file of it."""
         return self.engine == "openai" and self.api == "chat"

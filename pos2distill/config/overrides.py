@@ -38,7 +38,7 @@ def apply_override(raw: dict[str, Any], override: str, *, prefix: str = "") -> s
     """Set one value in a raw mapping of sections. Returns its dotted name.
 
     Args:
-        prefix: of the name as it was typed, for errors.
+        prefix: what stood before the name as it was typed, for errors.
     """
     dotted, text = split_override(override)
     if text is None or any(not part or part != part.strip() for part in dotted.split(".")):
@@ -80,5 +80,10 @@ def set_value(raw: dict[str, Any], dotted: str, value: Any, prefix: str = "") ->
 
 def _require_section(value: Any, section: str, shown: str) -> None:
     if not isinstance(value, dict):
-        kind = "null" if value is None else "a list" if isinstance(value, list) else "a single value"
+        if value is None:
+            kind = "null"
+        elif isinstance(value, list):
+            kind = "a list"
+        else:
+            kind = "a single value"
         raise UserError(f"{shown}: '{section}' is {kind} and has no fields")

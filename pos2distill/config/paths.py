@@ -68,7 +68,7 @@ def resolve_paths(raw: dict[str, Any]) -> None:
         # A shell expands no `~` inside `data.path=~/x`.
         path = os.path.expanduser(written)
         is_folder = os.path.isdir(path) or path.startswith("/")
-        if dotted == "model.path" and (not is_folder or _is_served_name(raw["model"])):
+        if dotted == "model.path" and (not is_folder or _uses_chat_api(raw["model"])):
             continue  # it may be a hub name
         set_value(raw, dotted, str(Path(path).absolute()))
 
@@ -91,6 +91,7 @@ def _refuse_misspelt_path(dotted: str, written: str) -> None:
         raise UserError(f"{dotted}: {written}: variables are not replaced here; write the path itself")
 
 
-def _is_served_name(model: Mapping[str, Any]) -> bool:
+def _uses_chat_api(model: Mapping[str, Any]) -> bool:
     """Whether `model.path` is a name on a server, even if there is a folder of that name."""
+    # As `ModelSection.uses_chat_api`, of settings that are not validated yet.
     return model.get("engine") == "openai" and model.get("api", "chat") == "chat"

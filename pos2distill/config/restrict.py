@@ -1,13 +1,11 @@
 """A study reduced to some of its settings, so that code can use only those it names."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
 from pos2distill.config.base import Section
-from pos2distill.config.inference import InferenceSection
-from pos2distill.config.model import ModelSection
 from pos2distill.config.study import Study
 
 
@@ -29,7 +27,7 @@ def restrict(study: Study, fields: Collection[str]) -> RestrictedStudy:
     Args:
         fields: dotted names, for example `seed`, `data.prompt`, `training.lora`, or a whole section as `data`.
     Raises:
-        KeyError: for a name that is no setting.
+        KeyError: for a name that is not a setting.
     """
     for name in fields:
         _check_name(name)
@@ -73,19 +71,6 @@ def _check_name(dotted: str) -> None:
     fields = kind.model_fields if isinstance(kind, type) and issubclass(kind, Section) else {}
     if dot and name not in fields:
         raise KeyError(f"{dotted}: not a setting of a study")
-
-
-def validate_evaluated(raw: Mapping[str, Any]) -> Study:
-    """The study of these sections, of which only the data and the evaluation are used.
-
-    Its inference method may be that of another study, and need not suit the training examples and slots of this one.
-
-    Raises:
-        ValidationError: if a section is invalid, or if two sections other than `inference` contradict each other.
-    """
-    study = Study.model_validate({**raw, "inference": {}})
-    inference = InferenceSection.model_validate(raw.get("inference", {}))
-    return study.model_copy(update={"inference": inference, "model": ModelSection.model_validate(raw["model"])})
 
 
 def replace_section(study: Study, **sections: Section) -> Study:

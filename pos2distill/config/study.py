@@ -86,7 +86,7 @@ class Study(Section):
                     resolved[name] = "pairs"
         return resolved
 
-    def advantageous(self, hops: int) -> tuple[int, ...]:
+    def fixed_advantageous_slots(self, hops: int) -> tuple[int, ...]:
         """The advantageous slots of an example with this many gold documents, 0-based, in hop order.
 
         Raises:

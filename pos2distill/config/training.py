@@ -6,6 +6,9 @@ from pydantic import Field, model_validator
 
 from pos2distill.config.base import Precision, Section
 
+# Of a training state, per trained parameter: its fp32 weight and AdamW's two moments (training/state.py).
+STATE_BYTES = 12
+
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -55,7 +58,7 @@ class TrainingSection(Section):
     epochs: int = Field(2, ge=1)
     order: Literal["arrival", "fixed"] = Field(
         "arrival",
-        description="of samples in the first epoch of a streamed run. arrival: as they are finished; fixed: by the "
-        "seed. All other epochs are ordered by the seed",
+        description="order of samples in the first epoch of a streamed run. arrival: as they are finished; fixed: by "
+        "the seed. All other epochs are ordered by the seed",
     )
     precision: Precision = Field("bfloat16", description="auto: as model.dtype")

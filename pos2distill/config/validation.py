@@ -70,10 +70,11 @@ def to_user_error(
     """The first problem of a mapping that is not a valid `root`, in one line that begins with where it is from.
 
     Args:
-        source: of the mapping. overridden: dotted names of the settings that the command line sets instead.
+        source: where the mapping is from.
+        overridden: dotted names of the settings that the command line sets instead.
         without_overrides: the mapping without these, if settings may contradict each other; then the command line is
             at fault where it has added the problem.
-        prefix: of these names as they were typed.
+        prefix: what stood before these names as they were typed.
     """
     problem = _describe(error, root)
     # The message begins with the field's dotted name.
@@ -115,7 +116,7 @@ def _describe(error: ValidationError, root: type[Section], prefix: str = "") -> 
     """The field, what was expected, what was given, and the nearest valid name.
 
     Args:
-        prefix: of the whole name of a setting that is suggested.
+        prefix: what stands before the whole name of a suggested setting.
     """
     problems = error.errors()
     unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]

@@ -1,7 +1,7 @@
 """Reading YAML that a user wrote: mappings with distinct string keys, of bounded size and depth.
 
 Parsing alone accepts files that break the code after it: a key that appears twice (the last one wins), keys such as
-`on` or `1`, which are no strings, and a few lines of nested aliases that stand for billions of values.
+`on` or `1`, which are not strings, and a few lines of nested aliases that stand for billions of values.
 """
 
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def read_document(path: Path) -> Any:
     """The only document in a file; None if the file is empty.
 
     Raises:
-        UserError: as `read_documents`, or if there are several documents.
+        UserError: as in `read_documents`, or if there are several documents.
     """
     documents = read_documents(path)
     if len(documents) > 1:
@@ -58,7 +58,7 @@ def parse_value(text: str) -> Any:
     """One value, as an override has it; None for an empty text.
 
     Raises:
-        ValueError: one line that says why the text is no YAML value.
+        ValueError: one line that says why the text is not a YAML value.
     """
     documents = list(_documents(text))
     if len(documents) > 1:
@@ -67,7 +67,7 @@ def parse_value(text: str) -> Any:
 
 
 class _InvalidYaml(ValueError):
-    """The text is no YAML, or YAML with keys or aliases that are refused. Its message is one line."""
+    """The text is not valid YAML, or its keys or aliases are refused. Its message is one line."""
 
 
 def _documents(text: str) -> Iterator[Any]:
@@ -110,7 +110,7 @@ def _measure(node: yaml.Node, measured: dict[int, tuple[int, int] | None]) -> tu
     Args:
         measured: the results for other nodes by their id; None while a node is being measured.
     Raises:
-        _InvalidYaml: if a limit is exceeded, or a key is no string or appears twice.
+        _InvalidYaml: if a limit is exceeded, or a key is not a string or appears twice.
     """
     line = _line(node)
     if isinstance(node, yaml.ScalarNode):

@@ -20,7 +20,7 @@ class Attribution:
 
     Args:
         metric: names the part of the text that is compared: the first line, all, or what follows "The answer is:".
-        documents: to look in.
+        documents: documents to search for the answer.
     """
 
     def __init__(self, question: str, metric: Metric, documents: Sequence[Document]) -> None:

@@ -89,9 +89,9 @@ def curve_chart(
     each curve. Otherwise: bars for every placement, of the group that the parameter `group` names.
 
     Args:
-        curves: by name, of prompts of one length.
+        curves: curves by name, all for prompts of one length.
         advantageous: 0-based slot to mark where the chart has lines. references: horizontal lines in such a chart, by
-            the curve's name: as of `summarise_references`. selectable: choosing a name in the legend fades all other
+            the curve's name, as in `summarise_references`. selectable: choosing a name in the legend fades all other
             lines; for more curves than can be distinguished.
     """
     any_curve = next(iter(curves.values()))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 
 def count_warnings(counts: Mapping[str, int]) -> list[str]:
-    """All warnings about a stage's counts. Args: as `truncation_warning`."""
+    """All warnings about a stage's counts. Args: as in `truncation_warning`."""
     warnings = (
         refusal_warning(counts),
         truncation_warning(counts),
@@ -18,7 +18,7 @@ def count_warnings(counts: Mapping[str, int]) -> list[str]:
 
 
 def refusal_warning(counts: Mapping[str, int]) -> str | None:
-    """A warning if a server refused prompts, else None. Args: as `truncation_warning`."""
+    """A warning if a server refused prompts, else None. Args: as in `truncation_warning`."""
     if not counts.get("refused"):
         return None
     return (
@@ -28,7 +28,7 @@ def refusal_warning(counts: Mapping[str, int]) -> str | None:
 
 
 def usage_warning(counts: Mapping[str, int]) -> str | None:
-    """A warning if a server did not count the tokens of prompts, else None. Args: as `truncation_warning`."""
+    """A warning if a server did not count the tokens of prompts, else None. Args: as in `truncation_warning`."""
     if not counts.get("without_usage"):
         return None
     return (
@@ -41,7 +41,7 @@ def truncation_warning(counts: Mapping[str, int]) -> str | None:
     """A warning if more than a tenth of a stage's answers reached `max_new_tokens`, else None.
 
     Args:
-        counts: of the manifest of any stage; those of a stage that generates nothing give None.
+        counts: counts in the manifest of any stage; those of a stage that generates nothing give None.
     """
     section, answers = _answers(counts)
     truncated = counts.get("hit_max_tokens", 0)
@@ -51,7 +51,10 @@ def truncation_warning(counts: Mapping[str, int]) -> str | None:
 
 
 def thought_warning(counts: Mapping[str, int]) -> str | None:
-    """A warning if more than a tenth of a stage's answers have a thought, else None. Args: as `truncation_warning`."""
+    """A warning if more than a tenth of a stage's answers have a thought, else None.
+
+    Args: as in `truncation_warning`.
+    """
     section, answers = _answers(counts)
     thoughts, unfinished = counts.get("thoughts", 0), counts.get("unfinished_thoughts", 0)
     if 10 * thoughts <= answers:
@@ -71,7 +74,7 @@ def _answers(counts: Mapping[str, int]) -> tuple[str, int]:
 
 
 def shortage_warning(counts: Mapping[str, int]) -> str | None:
-    """A warning if fewer samples were kept than are wanted, else None. Args: as `truncation_warning`."""
+    """A warning if fewer samples were kept than are wanted, else None. Args: as in `truncation_warning`."""
     if counts.get("kept", 0) >= counts.get("wanted", 0):
         return None
     return (
@@ -84,7 +87,7 @@ def shortage_warning(counts: Mapping[str, int]) -> str | None:
 def search_warning(counts: Mapping[str, int]) -> str | None:
     """A warning if more than half the candidates of a search for RoPE scales answer nothing right, else None.
 
-    Args: as `truncation_warning`.
+    Args: as in `truncation_warning`.
     """
     candidates, useless = counts.get("candidates", 0), counts.get("without_right_answers", 0)
     if 2 * useless <= candidates:
@@ -98,7 +101,7 @@ def search_warning(counts: Mapping[str, int]) -> str | None:
 def distractor_warning(counts: Mapping[str, int]) -> str | None:
     """A warning if more than a tenth of the evaluated questions have an answer in a distractor, else None.
 
-    Args: as `truncation_warning`.
+    Args: as in `truncation_warning`.
     """
     found, questions = counts.get("answer_in_distractor", 0), counts.get("eval", 0)
     if 10 * found <= questions:

@@ -123,7 +123,7 @@ def questions_above(correct_ES: Floats, limit: float, *, draws: int, seed: int) 
 
         n = E ((q + z_.8) se / (g - limit))^2, and at least so many that Wilson's bound for n of n is above the limit
 
-    q, se: as of `gap_interval`, for the best and the worst slot. g: the GAP for which the measured max - min is the
+    q, se: as in `gap_interval`, for the best and the worst slot. g: the GAP for which the measured max - min is the
     median. None if g is not above the limit. Assumes that position has an effect at 5 %.
     """
     accuracy_S, error_SS = correct_ES.mean(0), _difference_errors(correct_ES)

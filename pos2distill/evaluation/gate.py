@@ -24,7 +24,8 @@ from pos2distill.evaluation.statistics import Floats, questions_needed
 class Gate:
     """Limits in percentage points; None: not checked.
 
-    gap_above: of the GAP. mean_below: of the mean accuracy. drop_above: of the mean, below that of a baseline run.
+    gap_above: limit of the GAP. mean_below: limit of the mean accuracy.
+    drop_above: limit of the drop of the mean below that of a baseline run.
     """
 
     gap_above: float | None = None
@@ -41,12 +42,12 @@ class Passed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Measured:
-    """A value against its limit, in points.
+class _GateScore:
+    """A measured value and its limit, in percentage points.
 
-    name: of the value. bound: its end of the 95 % interval on the side of the limit. needed: computes how many
-    questions would decide; None if that is not known. examples: that were measured. is_floor: the limit is the smallest
-    value that passes, else the largest.
+    name: what the value is. bound: the end of its 95 % interval on the side of the limit. needed: computes how many
+    questions would decide; None if that is not known. examples: number of measured examples. is_floor: the limit is the
+    smallest value that passes, else the largest.
     """
 
     name: str
@@ -70,8 +71,8 @@ def check_gate(
     """Compare a model with its limits.
 
     Args:
-        curve: of the grid. baseline: the grid of the run that `drop_above` compares with.
-        bootstrap_samples, seed: of the intervals.
+        curve: the curve of the grid. baseline: the grid of the run that `drop_above` compares with.
+        bootstrap_samples, seed: settings of the intervals.
     Returns: for each limit that it passes.
     Raises:
         GateError: naming the first limit that is exceeded; or if hardly any answer is right, since then the GAP means
@@ -83,49 +84,49 @@ def check_gate(
     if reason and (gate.gap_above is not None or not curve.mean):
         raise GateError(f"{reason} (mean {100 * curve.mean:.1f}), so the GAP means nothing")
     correct_ES, examples = grid.correct_ES, curve.examples
-    measured = []
+    scores = []
     if gate.gap_above is not None:
         low = 100 * curve.gap_ci95[0]
         needed = partial(questions_above, correct_ES, gate.gap_above / 100, draws=bootstrap_samples, seed=seed)
-        measured.append(_Measured("GAP", 100 * curve.gap, low, gate.gap_above, needed, examples))
+        scores.append(_GateScore("GAP", 100 * curve.gap, low, gate.gap_above, needed, examples))
     if gate.mean_below is not None:
         value, high = 100 * curve.mean, 100 * curve.ci95[1]
         needed = partial(_needed, value - gate.mean_below, correct_ES.mean(1))
-        measured.append(_Measured("mean", value, high, gate.mean_below, needed, examples, is_floor=True))
+        scores.append(_GateScore("mean", value, high, gate.mean_below, needed, examples, is_floor=True))
     if gate.drop_above is not None:
         assert baseline is not None
         before, after = share_examples(baseline, grid)
         paired = paired_difference(before, after, bootstrap_samples=bootstrap_samples, seed=seed)
         drop, low = -100 * paired["mean_difference"], -100 * paired["ci95"][1]
         needed = partial(_needed, drop - gate.drop_above, (after.correct_ES - before.correct_ES).mean(1))
-        measured.append(_Measured("drop of the mean", drop, low, gate.drop_above, needed, len(after.example_ids)))
-    return [_check(value) for value in measured]
+        scores.append(_GateScore("drop of the mean", drop, low, gate.drop_above, needed, len(after.example_ids)))
+    return [_check(score) for score in scores]
 
 
-def _check(measured: _Measured) -> Passed:
+def _check(score: _GateScore) -> Passed:
     """A value that passes.
 
     Raises:
         GateError: if even the bound is beyond the limit.
     """
-    side = "below" if measured.is_floor else "above"
-    shown = f"{measured.name} {format_value(measured.value, digits=1)}"
-    bound = f"{_format_bound(measured)} with 95 % confidence"
-    if measured.is_beyond(measured.bound):
-        raise GateError(f"{shown}, {bound}, is {side} {measured.limit:g}")
-    if not measured.is_beyond(measured.value):
-        return Passed(f"{shown} is not {side} {measured.limit:g}", is_undecided=False)
-    line = f"{shown} is {side} {measured.limit:g}, but {measured.examples} questions cannot tell ({bound})"
-    needed = measured.needed()
+    side = "below" if score.is_floor else "above"
+    shown = f"{score.name} {format_value(score.value, digits=1)}"
+    bound = f"{_format_bound(score)} with 95 % confidence"
+    if score.is_beyond(score.bound):
+        raise GateError(f"{shown}, {bound}, is {side} {score.limit:g}")
+    if not score.is_beyond(score.value):
+        return Passed(f"{shown} is not {side} {score.limit:g}", is_undecided=False)
+    line = f"{shown} is {side} {score.limit:g}, but {score.examples} questions cannot tell ({bound})"
+    needed = score.needed()
     if needed is not None:
-        line += f"; about {max(needed, measured.examples + 1)} would, if it is as far {side} as estimated"
+        line += f"; about {max(needed, score.examples + 1)} would, if it is as far {side} as estimated"
     return Passed(line, is_undecided=True)
 
 
-def _format_bound(measured: _Measured) -> str:
-    if measured.is_floor:
-        return f"at most {measured.bound:.1f}"
-    lower = format_lower(measured.bound, digits=1)
+def _format_bound(score: _GateScore) -> str:
+    if score.is_floor:
+        return f"at most {score.bound:.1f}"
+    lower = format_lower(score.bound, digits=1)
     return lower if lower.startswith("above") else f"at least {lower}"
 
 

@@ -32,9 +32,9 @@ class PositionPasses:
     """Compares a model, at every evaluated placement, with the base model at the advantageous slot.
 
     Args:
-        study: with the model that is analysed, the wording of prompts and the placements.
+        study: names the model that is analysed, the wording of prompts and the placements.
         base: the base model; equal to the study's if that is the one analysed.
-        pool: of the actor that this runs in.
+        pool: settings of the actor that this runs in.
     """
 
     def __init__(self, study: Study, base: ModelSection, pool: PoolSection) -> None:

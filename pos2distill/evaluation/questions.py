@@ -36,7 +36,7 @@ _DOCUMENT_LENGTHS = (None, 1000, 400, 150)
 class EvaluatedPrompts:
     """One prompt length of one task, with the predictions of the models.
 
-    label: as the page calls it. slot_of_rank: of prompts whose documents are reordered (see `arrange`).
+    label: its name on the page. slot_of_rank: where the prompts' documents are reordered, as in `arrange`.
     models: tables of `PREDICTION_SCHEMA`, also with other prompt lengths; that of the base model first. Of several
     orders of the distractors, only the data set's is shown.
     """
@@ -196,7 +196,7 @@ def document_order(documents: int, slots: Slots, slot_of_rank: Slots = ()) -> li
     """Which document of an example the prompt shows at each slot: indices among the gold documents, then the others.
 
     Args:
-        documents: in the prompt. slots, slot_of_rank: as of `arrange`, which decides the order.
+        documents: number of documents in the prompt. slots, slot_of_rank: as in `arrange`, which decides the order.
     """
     numbered = []
     for index in range(documents):

@@ -33,7 +33,7 @@ def summarise_references(predictions: pa.Table, study: Study) -> dict[str, Any] 
 def compare_references(before: pa.Table, after: pa.Table, study: Study) -> dict[str, Any] | None:
     """The same of two models, `base` and `distilled`, with the paired difference.
 
-    Returns: by name of `REFERENCES`: `base` and `distilled` as of `summarise_references`, and `paired`, with
+    Returns: by name of `REFERENCES`: `base` and `distilled` as in `summarise_references`, and `paired`, with
         `mean_difference` and `ci95`. None unless `evaluation.reference_prompts`.
     """
     if not study.evaluation.reference_prompts:

@@ -24,8 +24,8 @@ _PRIVATE = ("model.path", "data.path", "evaluation.also_evaluate")
 class Comparison:
     """Scores of the base model and of the distilled one on the same prompts of one length.
 
-    expected: of each model, the accuracy under `evaluation.retriever_ranks` and its interval; None without them.
-    references: see `compare_references`; of the prompt length of training, None of others.
+    expected: each model's accuracy under `evaluation.retriever_ranks` and its interval; None without them.
+    references: see `compare_references`; None unless this is the prompt length of training.
     """
 
     dataset: str
@@ -41,14 +41,15 @@ class Comparison:
 class ReportInputs:
     """Everything that the report shows.
 
-    main: at the prompt length of the training data; others: at further lengths; other_tasks: on other tasks, by name.
+    main: the comparison at the prompt length of the training data; others: those at further lengths; other_tasks: those
+    on other tasks, by name.
     advantageous: the slots; none if each example has its own. choice: their accuracy and interval if they were chosen
     by measurement.
     tasks: the questions and answers of the main task at all prompt lengths, then of the other tasks.
     steps: the training log.
     analyses: content of analysis.json by model, `base` first; empty if the study has none.
     artifacts: the folders of both models' answers, `base` and `distilled`.
-    base_model: the base model's name on the hub; None of a folder. licence: the base model's, as its card
+    base_model: the base model's name on the hub; None for a folder. licence: the base model's, as its card
     names it; None if it names none.
     has_adapter: whether the checkpoint also has its adapters as separate files.
     """
@@ -74,11 +75,11 @@ def compare(before: Any, after: Any, documents: int, study: Study) -> Comparison
     """Compare the predictions of two models at one prompt length.
 
     Args:
-        before: a table of `PREDICTION_SCHEMA`, of the base model; after: of the distilled one.
+        before, after: tables of `PREDICTION_SCHEMA`: the answers of the base model and of the distilled one.
         documents: the prompt length.
         study: names the data set and its metric, and sets the bootstrap.
     Raises:
-        ValueError: as `to_grid` and `paired_difference`.
+        ValueError: as in `to_grid` and `paired_difference`.
     """
     # One seed for both models, so that their intervals are computed from the same resamples.
     bootstrap_samples, seed = study.evaluation.bootstrap_samples, study.evaluation.seed
@@ -157,7 +158,7 @@ def render_analysis(name: str, analyses: Mapping[str, Mapping[str, Any]]) -> dic
     """The files of an analysis without a report: `index.html`, and the charts as PNG.
 
     Args:
-        name: of the recipe. analyses: as of `ReportInputs`; not empty.
+        name: name of the recipe. analyses: as in `ReportInputs`; not empty.
     """
     charts = analysis_charts(analyses)
     html = TEMPLATES.get_template("analysis_page.html.j2").render(

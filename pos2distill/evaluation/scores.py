@@ -32,10 +32,10 @@ _HARDLY_ANY = 0.02  # of the answers at a slot, with 95 % confidence
 class Grid:
     """The scores of every example at every placement.
 
-    slots: of each placement; where examples have different numbers of hops, the slots of an example with the fewest.
+    slots: slots of each placement; where examples have different numbers of hops, those of an example with the fewest.
     groups: name of each placement's group; "" for none.
     correct_ES: 1 where the answer is correct, else 0; with several orders of the distractors, the fraction of orders.
-    f1_ES: token F1 of the answer; its mean over orders. orders: of the distractors.
+    f1_ES: token F1 of the answer; its mean over orders. orders: number of orders of the distractors.
     refused: ids of evaluated examples that are left out, since a server refused one of their prompts.
     """
 
@@ -110,7 +110,7 @@ def to_grid(predictions: pa.Table, documents: int, refused: Iterable[str] = ()) 
     Args:
         predictions: a table of `PREDICTION_SCHEMA`.
         documents: the prompt length to select.
-        refused: as of `Grid`; needed only to pair it with another one.
+        refused: as in `Grid`; needed only to pair it with another one.
     Raises:
         ValueError: unless there is exactly one prediction for each example, placement and order of the distractors.
     """
@@ -198,7 +198,7 @@ def expected_accuracy(grid: Grid, ranks: Sequence[float]) -> tuple[float, Interv
     Between measured slots, accuracy is interpolated; beyond the first and the last one, theirs is used.
 
     Args:
-        grid: of one gold document. ranks: how often the gold document has each rank, in proportion.
+        grid: scores of prompts with one gold document. ranks: how often the gold document has each rank, in proportion.
     """
     weight_S = _slot_weights(grid, ranks)
     value_E = grid.correct_ES @ weight_S
@@ -263,7 +263,7 @@ def paired_difference(before: Grid, after: Grid, *, bootstrap_samples: int, seed
     """Changes, after - before, over the same prompts, with 95 % intervals: of the mean, the GAP and the best slot.
 
     Raises:
-        GridMismatch: as `share_examples`.
+        GridMismatch: as in `share_examples`.
     """
     before, after = share_examples(before, after)
     # The mean over slots leaves one number for each example, the unit that is resampled.

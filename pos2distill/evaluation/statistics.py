@@ -86,14 +86,14 @@ def ratio_interval(part_E: Floats, total_E: Floats, *, bootstrap_samples: int, s
 
         t* = (log r* - log r) / se*,   [r exp(-t*_.975 se), r exp(-t*_.025 se)],   r = sum part / sum total
 
-    se: of log r, linearised. Values that few examples dominate make the percentiles of r* too narrow; the logarithm and
-    the division by se* allow for their skewness. The interval stays within the ratios of the single examples, so with
-    fewer than about ten it is too narrow, and of one example it is a point.
+    se: standard error of log r, linearised. Values that few examples dominate make the percentiles of r* too narrow;
+    the logarithm and the division by se* allow for their skewness. The interval stays within the ratios of the single
+    examples, so with fewer than about ten it is too narrow, and of one example it is a point.
     Source: Efron and Tibshirani 1993, chapter 12 (bootstrap-t, transformations).
 
     Args:
-        part_E, total_E: of each example; the sum of the second is above 0, and the first is 0 where the second is. All
-            ones for the mean of the first.
+        part_E, total_E: part and total of each example; the sum of the totals is above 0, and a part is 0 where its
+            total is. With totals of 1, the ratio is the mean of the parts.
     """
     ratio = float(part_E.sum() / total_E.sum())
     error = float(_log_ratio_errors(part_E, total_E, np.ones((1, len(part_E))))[0])
@@ -127,7 +127,8 @@ def fraction_interval(
     have the same fraction, or one answer each, it is `accuracy_interval`.
 
     Args:
-        part_E, total_E: of each example; 0 <= part <= total, total > 0. answers: as of `accuracy_interval`.
+        part_E, total_E: part and total of each example; 0 <= part <= total, total > 0.
+        answers: as in `accuracy_interval`.
     """
     fraction_E = part_E / total_E
     if answers == 1 or np.ptp(fraction_E.round(12)) == 0:
@@ -166,7 +167,7 @@ def questions_needed(difference: float, deviation: float) -> int:
         n = ((z_.975 + z_.8) deviation / difference)^2
 
     Args:
-        difference: to detect, > 0. deviation: standard deviation of the examples' differences.
+        difference: the difference to detect, > 0. deviation: standard deviation of the examples' differences.
     """
     factor = Z + _POWER_80
     return max(2, int(np.ceil((factor * deviation / difference) ** 2)))

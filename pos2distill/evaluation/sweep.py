@@ -59,7 +59,7 @@ class ModelEstimates:
 class TaskEstimates:
     """One task's scores before and after distillation, over seeds.
 
-    difference: of the means, paired, after minus before. gap_change: of the corrected GAPs, likewise.
+    difference: paired difference of the means, after minus before. gap_change: that of the corrected GAPs.
     """
 
     before: ModelEstimates
@@ -70,7 +70,7 @@ class TaskEstimates:
 
 @dataclass(frozen=True, slots=True)
 class SweepRow:
-    """One row of the report: a setting with all its seeds. tasks: by name, the training task first."""
+    """One row of the report: a setting with all its seeds. tasks: each task by its name, the training task first."""
 
     label: str
     seeds: int
@@ -89,7 +89,8 @@ def estimate(values: Sequence[float], intervals: Sequence[Interval], *, same_que
     of 2 to 10 seeds it covers 95 to 99 %, where t alone covers 14 to 95 % (benchmarks/statistics).
 
     Args:
-        values: at least one. intervals: of each, over its questions; that of a single seed is the result.
+        values: at least one value. intervals: the interval of each value over its questions; that of a single seed is
+            the result.
     """
     mean = float(np.mean(values))
     if len(values) == 1:

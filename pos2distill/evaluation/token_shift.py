@@ -46,7 +46,7 @@ def summarise_shift(shifts: Sequence[Shift], *, seed: int) -> dict[str, Any]:
     """The figures of `token_shift` in analysis.json, with 95 % intervals over examples.
 
     Args:
-        shifts: at least one, all at the same slots.
+        shifts: one for each example, at least one; all at the same slots.
     """
     mean_ES = np.stack([shift.kl_ST.mean(1) for shift in shifts])
     agrees_ES = np.stack([shift.agrees_ST.mean(1) for shift in shifts])

@@ -18,7 +18,7 @@ def describe_change(before: Curve, after: Curve, paired: Mapping[str, Any]) -> s
     includes 0.
 
     Args:
-        before, after: of the same prompts. paired: as `paired_difference` returns it.
+        before, after: curves of the same prompts. paired: what `paired_difference` returns.
     """
     nothing_before, nothing_after = before.why_gap_is_meaningless, after.why_gap_is_meaningless
     if nothing_before and nothing_after:

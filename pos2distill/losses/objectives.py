@@ -9,7 +9,7 @@ from torch import Tensor
 from pos2distill.config import MethodSection
 from pos2distill.losses.weights import adaptive_weights, position_weights
 
-# Values of `slot_N` that are no slot: rows at the advantageous slots, and rows that only make ranks equally long.
+# Values of `slot_N` that are not slots: rows at the advantageous slots, and rows that only make ranks equally long.
 ANCHOR, FILLER = -1, -2
 
 

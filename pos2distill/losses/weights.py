@@ -29,7 +29,7 @@ def position_weights(
         kl_N: (N,) nats, KL(teacher || student) averaged over response tokens; finite, >= 0.
         slot_N: (N,) int, 0-based slot of the gold document.
         anchor: the advantageous slot; its rows get 0, since lambda weighs them instead.
-        variant: of the three above.
+        variant: which of the three above.
     Returns: (N,) float32, detached.
     Raises: ValueError naming the shapes, or the rows, at fault.
     """

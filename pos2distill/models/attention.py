@@ -120,7 +120,7 @@ def packed_varlen(
     The kernel aligns a row's last query with its last key (flash-attn 2.1 and later), which is where they are here.
 
     Raises:
-        UserError: as `packed_sdpa`; if attention has sinks, which flash-attn 2 does not support.
+        UserError: see `packed_sdpa`; also if attention has sinks, which flash-attn 2 does not support.
     """
     packed_rows = _require_packed(packed_rows, module)
     if s_aux is not None:

@@ -25,7 +25,7 @@ class PartSums:
 
     Args:
         kernel: the model's own, for packed rows.
-        one_hot_KP: of each row, which part a token belongs to. lengths: of each row's response.
+        one_hot_KP: for each row, which part a token belongs to. lengths: the length of each row's response.
     """
 
     def __init__(self, kernel: Callable[..., Any], one_hot_KP: Sequence[Tensor], lengths: Sequence[int]) -> None:
@@ -67,9 +67,9 @@ def states_and_attention(
     sliding window attends to the tokens within it.
 
     Args:
-        lm: loaded with `packed=True`; its attention implementation is restored afterwards.
-        part_K: of each row the part of each token, prompt and response, 0 to `parts` - 1; int64.
-    Returns: states as of `response_hidden_states`; for each row (N, T, P) float32, the mean over heads.
+        lm: a model that was loaded with `packed=True`; its attention implementation is restored afterwards.
+        part_K: for each row, the part of each token, prompt and response, 0 to `parts` - 1; int64.
+    Returns: the states that `response_hidden_states` returns; for each row (N, T, P) float32, the mean over heads.
     """
     AttentionInterface.register(SUMMED, _attend_and_sum)
     AttentionMaskInterface.register(SUMMED, window_as_mask)

@@ -10,13 +10,13 @@ from pos2distill.scratch import locked, user_folder
 
 
 def checked_folder(model: ModelSection) -> str:
-    """The model's folder on this machine, as of `local_folder`; of a hub model, after `check_weights` of its files.
+    """The model's folder on this machine (`local_folder`); `check_weights` checks the files of a hub model first.
 
     Folders and URLs are checked before a run starts, and not again. One process of a machine checks a
     snapshot, and an empty file in the user's temporary folder records that it is valid.
 
     Raises:
-        UserError: as of `local_folder` and `check_weights`.
+        UserError: see `local_folder` and `check_weights`.
     """
     folder = local_folder(model)
     if not is_hub_name(model.path):

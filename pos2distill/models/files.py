@@ -16,7 +16,7 @@ from pos2distill.config import ModelSection
 from pos2distill.config.model import looks_like_hub_name
 from pos2distill.config.yaml_reader import parse_value
 from pos2distill.errors import TransientError, UserError, no_such_folder
-from pos2distill.faults import disk_is_full, fix, is_permanent, reason
+from pos2distill.faults import disk_is_full, error_text, fix_hint, is_permanent
 from pos2distill.scratch import locked, user_folder
 from pos2distill.urls import open_url, require_listable, storage_errors
 
@@ -51,7 +51,7 @@ def with_commit(model: ModelSection, digest: str) -> ModelSection:
 
     What `main` names may change while a study runs, and processes that start later would load another model.
     """
-    if model.is_served_name or not is_hub_name(model.path):
+    if model.uses_chat_api or not is_hub_name(model.path):
         return model
     return model.model_copy(update={"revision": digest.rpartition("@")[2]})
 
@@ -69,7 +69,7 @@ def model_digest(model: ModelSection) -> str:
     Raises:
         UserError: if there is no such folder, URL or hub model.
     """
-    if model.is_served_name:
+    if model.uses_chat_api:
         return f"served: {model.path}"
     if is_hub_name(model.path):
         return f"{model.path}@{Path(_hub_snapshot(model, ['config.json'])).name}"
@@ -83,7 +83,7 @@ def model_digest(model: ModelSection) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _digest_once(path: str, _version: str) -> str:
-    """`_version`: of the files, so that a changed model is another cache entry."""
+    """`_version` identifies the files' states, so that a changed model is another cache entry."""
     return _digest_files(path)
 
 
@@ -241,9 +241,9 @@ def _hub_snapshot(model: ModelSection, patterns: list[str]) -> str:
     except (HfHubHTTPError, OSError) as error:
         if _is_of_the_disk(error):
             raise UserError(
-                f"{model.path}: cannot be stored in {constants.HF_HUB_CACHE}: {reason(error)}{fix(error)}"
+                f"{model.path}: cannot be stored in {constants.HF_HUB_CACHE}: {error_text(error)}{fix_hint(error)}"
             ) from None
-        # A server that is overloaded, or a download that broke off, is no fault of the user's.
+        # A server that is overloaded, or a download that broke off, is not the user's fault.
         kind = UserError if is_permanent(error) else TransientError
         raise kind(f"{unavailable}: {_first_line(error)}") from None
 
@@ -254,8 +254,8 @@ _CACHE_ERRORS = (errno.EROFS, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.E
 
 def _is_of_the_disk(error: Exception) -> bool:
     """Whether the folder that models are downloaded to cannot be used."""
-    is_of_rights = isinstance(error, PermissionError) and error.filename is not None
-    return is_of_rights or disk_is_full(error) or getattr(error, "errno", None) in _CACHE_ERRORS
+    is_permission_error = isinstance(error, PermissionError) and error.filename is not None
+    return is_permission_error or disk_is_full(error) or getattr(error, "errno", None) in _CACHE_ERRORS
 
 
 def _first_line(error: Exception) -> str:

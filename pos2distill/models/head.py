@@ -16,7 +16,7 @@ from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
 from pos2distill.models.files import local_folder
 from pos2distill.models.load import load_config
-from pos2distill.models.loss_head import float32_product
+from pos2distill.models.loss_head import float32_logits
 
 # Suffixes of tensor names, in order of preference: if the head is tied to the embedding, a checkpoint holds only the
 # embedding. `embed_out` and `embed_in` are GPT-NeoX's. A prefix says where the language model is in a larger one.
@@ -25,7 +25,7 @@ _HEAD_NAMES = ("lm_head.weight", "embed_out.weight", "embed_tokens.weight", "wte
 
 
 class LogitTransform:
-    """What a model applies to lm_head's product: `cap * tanh(x * scale / cap)` (Cohere, Granite, Gemma), or nothing.
+    """What a model applies to the raw logits: `cap * tanh(x * scale / cap)` (Cohere, Granite, Gemma), or nothing.
 
     Config fields, read in transformers 5.19: `logit_scale` multiplies (Cohere); `logits_scaling` divides (Granite,
     MiniCPM 3), except in HyperCLOVA X, which multiplies by it; `final_logit_softcapping` is the cap (Gemma).
@@ -44,10 +44,10 @@ class LogitTransform:
             self.scale *= float(scaling) if multiplies else 1 / float(scaling)
         self.soft_cap = getattr(text_config, "final_logit_softcapping", None)
 
-    def __call__(self, product_TV: Tensor) -> Tensor:
+    def __call__(self, raw_logits_TV: Tensor) -> Tensor:
         """The model's logits, float32."""
         # Scaled and capped in float32, since bfloat16 logits are too coarse for a KL.
-        logits_TV = product_TV.float()
+        logits_TV = raw_logits_TV.float()
         if self.scale != 1.0:
             logits_TV = logits_TV * self.scale
         if self.soft_cap:
@@ -94,7 +94,7 @@ class FrozenHead(nn.Module):
     @torch.no_grad()
     def forward(self, hidden_TH: Tensor) -> Tensor:
         """Logits (T, V) of stored hidden states, in float32 also if states and weights are bfloat16."""
-        return self.transform(float32_product(hidden_TH.to(self.weight_VH), self.weight_VH, self.bias_V))
+        return self.transform(float32_logits(hidden_TH.to(self.weight_VH), self.weight_VH, self.bias_V))
 
 
 def _tensor_files(folder: Path) -> dict[str, str]:

@@ -22,7 +22,7 @@ from transformers import (
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
-from pos2distill.faults import reason
+from pos2distill.faults import error_text
 from pos2distill.models.attention import PACKED, leave_out_cudnn, register_kernels
 from pos2distill.models.files import local_folder
 from pos2distill.models.rope.layer_scales import resolve_scales, scale_layers
@@ -49,7 +49,7 @@ def load_config(model: ModelSection, *, folder: str | None = None) -> Any:
     except Exception as error:  # the classes of transformers compute with what the file holds
         if not Path(folder, "config.json").exists():
             raise UserError(f"{model.path}: holds no config.json{_model_inside(folder)}") from error
-        raise UserError(f"{model.path}: no usable config.json: {reason(error)}") from error
+        raise UserError(f"{model.path}: no usable config.json: {error_text(error)}") from error
 
 
 def _model_inside(folder: str) -> str:
@@ -71,7 +71,7 @@ def load_tokenizer(model: ModelSection) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=model.trust_remote_code)
     except Exception as error:  # tokenizers 0.23 raises plain `Exception` for a file that it cannot read
-        raise UserError(f"{model.path}: no usable tokenizer: {reason(error)}; copy its files again") from error
+        raise UserError(f"{model.path}: no usable tokenizer: {error_text(error)}; copy its files again") from error
     if not tokenizer.chat_template:
         raise UserError(f"{model.path}: its tokenizer has no chat template; use the model's chat or instruct version")
     return tokenizer
@@ -88,7 +88,7 @@ def load_model(
     """The causal language model in evaluation mode, from safetensors only, with RoPE scales where it has some.
 
     Args:
-        dtype: of the weights; default: `model.dtype`.
+        dtype: the dtype of the weights; default: `model.dtype`.
         computing: the dtype that autocast will compute in; default: that of the weights.
         device: where the model is moved to.
         packed: load the model for packed rows (`response_hidden_states`); it then accepts no others.
@@ -185,7 +185,7 @@ def empty_model(
     """The model that the config describes, with its parameters on the meta device; only its buffers hold values.
 
     Args:
-        folder: with the config; as of `load_config`.
+        folder: the folder with the config; see `load_config`.
         attention: transformers' name of the implementation; default: its own choice.
     """
     config = load_config(model, folder=folder)
@@ -199,7 +199,7 @@ def empty_model(
             raise  # the caller names the setting
         raise UserError(
             f"{model.path}: config.json describes no language model that can be built "
-            f"({type(error).__name__}: {reason(error)}); copy the model again"
+            f"({type(error).__name__}: {error_text(error)}); copy the model again"
         ) from error
     return lm
 
@@ -210,7 +210,7 @@ def weight_dtypes(model: ModelSection, *, folder: str | None = None) -> dict[str
     Some weights are float32 also in a bfloat16 model, such as the corrections by which routers choose experts.
 
     Args:
-        folder: with the config; as of `load_config`.
+        folder: the folder with the config; see `load_config`.
     """
     dtype = torch_dtype(model.dtype)
     lm = empty_model(model, dtype, folder=folder)
@@ -262,7 +262,7 @@ def context_length(model: ModelSection, *, folder: str | None = None) -> int:
     """The largest number of tokens, prompt and response together, that the model accepts.
 
     Args:
-        folder: with the config; as of `load_config`.
+        folder: the folder with the config; see `load_config`.
     """
     if model.max_length:
         return model.max_length

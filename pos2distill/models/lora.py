@@ -76,8 +76,8 @@ def merge(
     """The weights of a plain model, under its own names: W + (alpha / rank) B A, computed in fp32.
 
     Args:
-        weights: of a model with adapters, as `state_dict` names them.
-        dtypes: to which the sums are rounded, by the plain model's names.
+        weights: the weights of a model with adapters, as `state_dict` names them.
+        dtypes: the dtypes to which the sums are rounded, by the plain model's names.
     Returns: the weights, and by how much rounding changed the update D = (alpha / rank) B A: |merged - W - D| / |D|
         over all adapted weights.
     """
@@ -106,9 +106,9 @@ def save_adapter(lm: PreTrainedModel, weights: Mapping[str, Tensor], model: Mode
     """Write only the adapters, in peft's format, which peft and vLLM load for the model without them.
 
     Args:
-        lm: with adapters; its own tensors are not read.
-        weights: of the adapters, by their names in `lm`.
-        model: without the adapters. A path of this machine is not written, since the folder may be published.
+        lm: the model with adapters; its own tensors are not read.
+        weights: the weights of the adapters, by their names in `lm`.
+        model: the model without the adapters. A path of this machine is not written, since the folder may be published.
         folder: made if it does not exist.
     """
     named: dict[str, Tensor] = get_peft_model_state_dict(

@@ -106,15 +106,16 @@ class PositionView:
     """Other positions of the same tokens.
 
     Attributes:
-        position_S: (S,) int64. counts_T: (T,) bool, whether the token is predicted at a position that has changed.
+        position_S: (S,) int64.
+        is_shifted_T: (T,) bool, whether the token is predicted at a position that has changed.
     """
 
     position_S: Tensor
-    counts_T: Tensor
+    is_shifted_T: Tensor
 
     def to(self, device: torch.device | str) -> "PositionView":
         """The same view on a device."""
-        return PositionView(self.position_S.to(device), self.counts_T.to(device))
+        return PositionView(self.position_S.to(device), self.is_shifted_T.to(device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ class ResponseBatch:
     view: PositionView | None = None
 
     @property
-    def rows(self) -> int:
+    def row_count(self) -> int:
         """B."""
         return len(self.packed.query_lengths)
 
@@ -171,10 +172,10 @@ def collate(
     distils one after the end.
 
     Args:
-        prompts: of each row. responses: of each row.
+        prompts: each row's prompt. responses: each row's response.
         alignment: which position's logits belong to a response token.
-        group_ids: of each row. Neighbouring rows with the same id share their common prompt prefix, which only models
-            that were loaded with `packed=True` can compute. None: no row shares tokens.
+        group_ids: each row's group. Neighbouring rows with the same id share their common prompt prefix, which only
+            models that were loaded with `packed=True` can compute. None: no row shares tokens.
     Raises:
         ValueError: if the numbers of prompts and responses differ.
     """
@@ -210,9 +211,9 @@ def pack_rows(
     """Decide which prefixes are shared and where each row's tokens are in the packed sequence.
 
     Args:
-        prompts: of each row. All tokens but the last can be shared; the last one predicts the row's own response.
-        lengths: of each row, prompt and response.
-        group_ids: as in `collate`.
+        prompts: each row's prompt. All tokens but the last can be shared; the last one predicts the row's own response.
+        lengths: each row's length, prompt and response.
+        group_ids: see `collate`.
     """
     ranges: list[list[TokenRange]] = []  # of each row: its shared prefix, then its own tokens
     shared_lengths: list[int] = []
@@ -244,7 +245,7 @@ def count_own_tokens(
     """Tokens that a row adds to a pack that begins with row `first`, which may be the row itself.
 
     Args:
-        prompts, lengths, group_ids: as of `pack_rows`, of all rows.
+        prompts, lengths, group_ids: see `pack_rows`; those of all rows.
     """
     shared, _ = _shared_prefix(prompts, lengths, group_ids, first, row)
     return lengths[row] - shared
@@ -257,11 +258,11 @@ def causal_mask(queries: int, keys: int, window: int | None, like: Tensor) -> Te
     """
     query_Q1 = torch.arange(keys - queries, keys, device=like.device)[:, None]
     key_K = torch.arange(keys, device=like.device)
-    hidden_QK = key_K > query_Q1
+    masked_QK = key_K > query_Q1
     if window is not None:
-        hidden_QK |= key_K <= query_Q1 - window
-    scores_QK = torch.zeros(queries, keys, dtype=like.dtype, device=like.device)
-    return scores_QK.masked_fill(hidden_QK, torch.finfo(like.dtype).min)[None, None]
+        masked_QK |= key_K <= query_Q1 - window
+    mask_QK = torch.zeros(queries, keys, dtype=like.dtype, device=like.device)
+    return mask_QK.masked_fill(masked_QK, torch.finfo(like.dtype).min)[None, None]
 
 
 def _shared_prefix(

@@ -44,7 +44,7 @@ class Generate:
         if model.engine == "openai":
             # The server ends its model's responses, and decodes them.
             self.process = functools.partial(process_text, metric=study.data.metric, opening=_opening(model))
-            if model.is_served_name:
+            if model.uses_chat_api:
                 self.prompt_column = "messages"
         else:
             from pos2distill.models.chat import stop_token_ids
@@ -142,7 +142,7 @@ def require_responses(responses: pa.Table) -> None:
 
 def _opening(model: ModelSection) -> str:
     """The start of the response that the chat template writes; empty if the server applies the template."""
-    if model.is_served_name:
+    if model.uses_chat_api:
         return ""
     from pos2distill.models.chat import response_opening
     from pos2distill.models.load import load_tokenizer

@@ -116,7 +116,7 @@ def generation_operators(
             with_examples=with_examples,
             answered=answered,
             # Computed once for all tasks: listing the files of a model at a URL takes a request.
-            model_version=None if study.model.is_served_name else files_version(study.model),
+            model_version=None if study.model.uses_chat_api else files_version(study.model),
         ),
         pool.max,
     )

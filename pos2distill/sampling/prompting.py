@@ -148,7 +148,7 @@ def _build_prompt(
             example,
             spec.documents_of(example),
             placement.slots,
-            order=order,
+            distractor_order=order,
             slot_of_rank=spec.slot_of_rank,
         )
     except PromptTooLong as too_long:
@@ -183,7 +183,7 @@ def prompt_builder(
     Args:
         model_version: the version of the model's files. If it is None, the files are listed to find it.
     """
-    if study.model.is_served_name:
+    if study.model.uses_chat_api:
         return MessageBuilder(study.data.wording, max_length=study.model.max_length, reserve=max_new_tokens)
     # The files as they are now: in a notebook, they may have changed since the last call.
     return _token_builder(study, max_new_tokens, model_version or files_version(study.model))

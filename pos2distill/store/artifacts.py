@@ -78,7 +78,7 @@ class Artifact:
         """Whether it has a manifest.
 
         Raises:
-            UserError: as `manifest`.
+            UserError: see `manifest`.
         """
         return self.manifest() is not None
 
@@ -137,7 +137,7 @@ class Artifact:
         """Write the manifest, which makes the artifact visible.
 
         Args:
-            seconds: of this run; those of earlier runs (`add_seconds`) are added.
+            seconds: the seconds that this run took; those of earlier runs (`add_seconds`) are added.
         """
         manifest = Manifest(self.fingerprint, dict(counts), self._with_earlier(seconds), dict(details or {}))
         fields = {name: getattr(manifest, name) for name in Manifest.__slots__}
@@ -192,7 +192,7 @@ class Artifact:
         """Read one Parquet file of the artifact.
 
         Raises:
-            UserError: as `reading`.
+            UserError: see `reading`.
         """
         with self.reading(name):
             return read_table(self.fs, f"{self.path}/{name}", columns)
@@ -205,7 +205,7 @@ class Artifact:
         """Read one JSON file of the artifact: an object with at least these keys.
 
         Raises:
-            UserError: as `reading`.
+            UserError: see `reading`.
         """
         with self.reading(name):
             content = json.loads(self.fs.cat_file(f"{self.path}/{name}"))

@@ -30,7 +30,7 @@ def read_table(fs: fsspec.AbstractFileSystem, path: str, columns: list[str] | No
     """Read a Parquet file, or some of its columns, and verify its checksums.
 
     Raises:
-        pyarrow.ArrowException: if it is no Parquet file, is corrupt, or lacks a column.
+        pyarrow.ArrowException: if it is not a Parquet file, is corrupt, or lacks a column.
     """
     with fs.open(path) as source:
         file = open_parquet(source)

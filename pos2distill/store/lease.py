@@ -49,7 +49,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import ExitCode, TransientError
-from pos2distill.faults import fix, reason
+from pos2distill.faults import error_text, fix_hint
 from pos2distill.store.files import write_bytes
 from pos2distill.store.storage import DRIVER_FILE
 from pos2distill.urls import open_url
@@ -92,19 +92,19 @@ class Lease:
     """The right of one driver to write to a storage, from `hold_lease`. `check` raises once it is lost."""
 
     def __init__(self) -> None:
-        self._lost = ""
+        self._lost_reason = ""
         self._listeners: list[Callable[[TransientError], None]] = []
         self._changing = threading.Lock()
         self._work = threading.Lock()
 
-    def lose(self, line: str) -> None:
-        """Called from a thread, with the reason."""
+    def mark_lost(self, reason: str) -> None:
+        """Record that the lease is lost and tell the listeners. Called from a thread of the renewal."""
         with self._changing:
-            self._lost = line
+            self._lost_reason = reason
             listeners = list(self._listeners)
         for listener in listeners:
             with contextlib.suppress(Exception):  # such as a Ray cluster that is gone too
-                listener(TransientError(line))
+                listener(TransientError(reason))
 
     def check(self) -> None:
         """Check that this process still holds the lease.
@@ -112,12 +112,12 @@ class Lease:
         Raises:
             TransientError: if the lease is lost, with the reason.
         """
-        if self._lost:
-            raise TransientError(self._lost)
+        if self._lost_reason:
+            raise TransientError(self._lost_reason)
 
     @contextlib.contextmanager
-    def reported_to(self, listener: Callable[[TransientError], None]) -> Iterator[None]:
-        """Inside, a loss is reported to the listener too, from a thread."""
+    def notify_on_loss(self, listener: Callable[[TransientError], None]) -> Iterator[None]:
+        """Inside, the listener is called if the lease is lost, from a thread of the renewal."""
         with self._changing:
             self._listeners.append(listener)
         try:
@@ -128,13 +128,13 @@ class Lease:
                 self._listeners.remove(listener)
 
     @contextlib.contextmanager
-    def working(self) -> Iterator[None]:
-        """For work in a thread that the driver may leave behind: the lease is held until it ends."""
+    def hold_during(self) -> Iterator[None]:
+        """Hold the lease until the body ends, which may run in a thread that the driver leaves behind."""
         with self._work:
             yield
 
-    def after_work(self, function: Callable[[], None]) -> None:
-        """Call the function now, or from a thread once the work ends that was left behind."""
+    def run_when_idle(self, function: Callable[[], None]) -> None:
+        """Call the function now, or from a thread once the body of `hold_during` that is still running ends."""
 
         def wait_and_call() -> None:
             with self._work:
@@ -160,14 +160,14 @@ def hold_lease(
         storage: an existing folder.
         period: seconds between renewals. missed_periods: without a renewal, until another driver may take over.
         on_lost: called from a thread, with the reason, if the lease is lost inside the body: another driver took over,
-            or the storage could not be reached for so long that one may have. Default: `Lease.lose`.
+            or the storage could not be reached for so long that one may have. Default: `Lease.mark_lost`.
     """
     fs, path = open_url(f"{storage.rstrip('/')}/{DRIVER_FILE}", "runtime.storage")
     since = datetime.now().astimezone().isoformat(" ", "seconds")
     me = _Holder(uuid.uuid4().hex, socket.gethostname(), _machine_id(), os.getpid(), since, period, missed_periods)
     _acquire(fs, path, me, storage)
     lease = Lease()
-    renewal = _Renewal(fs, path, me, storage, on_lost or lease.lose)
+    renewal = _Renewal(fs, path, me, storage, on_lost or lease.mark_lost)
 
     def release() -> None:
         # Whatever the storage does, the body's own outcome counts; a file that stays names a process that has ended.
@@ -179,7 +179,7 @@ def hold_lease(
     try:
         yield lease
     finally:
-        lease.after_work(release)
+        lease.run_when_idle(release)
 
 
 def _acquire(fs: fsspec.AbstractFileSystem, path: str, me: _Holder, storage: str) -> None:
@@ -254,7 +254,7 @@ class _Renewal:
             began = time.monotonic()
             try:
                 if not self._is_still_ours():
-                    self._lose("another run took over because this one did not renew its lease")
+                    self._report_loss("another run took over because this one did not renew its lease")
                     return
                 self.me = replace(self.me, beat=self.me.beat + 1)
                 write_bytes(self.fs, self.path, _to_bytes(self.me))
@@ -281,10 +281,10 @@ class _Renewal:
             if now < grace or now - self.last_began <= (self.me.missed_periods - 1) * self.me.period:
                 continue
             error = self.failure
-            why, remedy = ("no answer", "") if error is None else (reason(error), fix(error, self.storage))
-            self._lose(f"the lease cannot be renewed ({why}), so another run may take over{remedy}")
+            why, remedy = ("no answer", "") if error is None else (error_text(error), fix_hint(error, self.storage))
+            self._report_loss(f"the lease cannot be renewed ({why}), so another run may take over{remedy}")
 
-    def _lose(self, why: str) -> None:
+    def _report_loss(self, why: str) -> None:
         with self.ending:
             if self.stop.is_set():
                 return

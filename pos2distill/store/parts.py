@@ -78,7 +78,7 @@ class TableParts:
         return max(self._paths(), default=-1) + 1
 
     def _paths(self) -> dict[int, str]:
-        """The path of each part by its number, in order. Other files in the folder are no parts."""
+        """The path of each part by its number, in order. Other files in the folder are not parts."""
         paths = {}
         for path in list_matching(self.artifact.fs, self.folder, "part-*.parquet"):
             match = re.fullmatch(r"part-([0-9]+)\.parquet", path.rpartition("/")[2])

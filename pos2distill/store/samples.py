@@ -167,7 +167,7 @@ class SampleStore:
         """(N,) bool: which samples are stored and kept. Reads one part at a time.
 
         Raises:
-            CorruptPart: as `load`.
+            CorruptPart: see `load`.
         """
         stored = np.flatnonzero(index.stored)
         kept = np.zeros(len(index.ids), bool)
@@ -179,7 +179,7 @@ class SampleStore:
         """Count outcomes, finish reasons and thoughts of the stored samples, each once. Reads one part at a time.
 
         Raises:
-            CorruptPart: as `load`.
+            CorruptPart: see `load`.
         """
         total = Tally()
         stored = np.flatnonzero(index.stored)

@@ -18,52 +18,52 @@ class Selection:
     """What is known of N samples, of which the first `wanted` kept ones are trained on.
 
     Args:
-        known_N: which samples were made. kept_N: which of them are kept; only of known ones.
+        sampled_N: which samples were made. kept_N: which of them are kept; ignored where `sampled_N` is False.
         wanted: kept samples to train on.
     """
 
-    def __init__(self, known_N: Bools, kept_N: Bools, wanted: int) -> None:
-        self.known_N = known_N.copy()
-        self.kept_N = kept_N & known_N
+    def __init__(self, sampled_N: Bools, kept_N: Bools, wanted: int) -> None:
+        self.sampled_N = sampled_N.copy()
+        self.kept_N = kept_N & sampled_N
         self.wanted = wanted
 
     def copy(self) -> "Selection":
         """A selection of its own. To be made after Ray 2.60 has brought one: its arrays cannot be written to."""
-        return Selection(self.known_N, self.kept_N, self.wanted)
+        return Selection(self.sampled_N, self.kept_N, self.wanted)
 
     def add(self, indices: Sequence[int], kept: Sequence[bool]) -> None:
         """Samples were made, and these of them are kept."""
-        self.known_N[list(indices)] = True
+        self.sampled_N[list(indices)] = True
         self.kept_N[list(indices)] = kept
 
     @property
     def end(self) -> int:
         """Samples from this index on are not needed: as many as wanted are kept before it. N if there are too few.
 
-        It can only become smaller while more is known; once all samples before it are known, it is final.
+        It can only become smaller while more are sampled; once all samples before it are, it is final.
         """
         return _end(self.kept_N, self.wanted)
 
     @property
     def certain_end(self) -> int:
-        """Samples before this index are needed, even if all that are not known yet will be kept."""
-        return _end(self.kept_N | ~self.known_N, self.wanted)
+        """Samples before this index are needed, even if all that are not sampled yet will be kept."""
+        return _end(self.kept_N | ~self.sampled_N, self.wanted)
 
     @property
     def likely_end(self) -> int:
-        """Samples before this index are likely to be enough: if unknown ones are kept as often as known ones.
+        """Samples before this index are likely to be enough: if the others are kept as often as sampled ones.
 
-        The rate is (kept + 1) / (known + 1), so that without known ones all are expected to be kept.
+        The rate is (kept + 1) / (sampled + 1), so that all are expected to be kept while none is sampled.
         """
-        rate = (self.kept_N.sum() + 1) / (self.known_N.sum() + 1)
-        expected_N = np.cumsum(np.where(self.known_N, self.kept_N, rate))
+        rate = (self.kept_N.sum() + 1) / (self.sampled_N.sum() + 1)
+        expected_N = np.cumsum(np.where(self.sampled_N, self.kept_N, rate))
         # Rounded, since a sum such as 0.1 + 0.2 + ... may end just below the whole number.
         return min(int(np.searchsorted(np.round(expected_N, 6), self.wanted)) + 1, len(expected_N))
 
     @property
     def missing(self) -> npt.NDArray[np.int64]:
-        """Indices of the samples that may be needed and are not known."""
-        return np.flatnonzero(~self.known_N[: self.end])
+        """Indices of the samples that may be needed and are not sampled."""
+        return np.flatnonzero(~self.sampled_N[: self.end])
 
     @property
     def kept(self) -> int:

@@ -56,7 +56,7 @@ def claim_storage(storage: str, name: str) -> bool:
 
     Returns: whether the folder was created.
     Raises:
-        UserError: as `check_storage`, or if the folder cannot be created.
+        UserError: see `check_storage`; also if the folder cannot be created.
     """
     if check_storage(storage, name):
         return False

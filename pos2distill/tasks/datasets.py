@@ -54,14 +54,14 @@ def load_split(data: DataSection, *, documents: int, seed: int, eval_seed: int |
 
     Args:
         data: format, path and how many examples are needed.
-        documents: in the longest prompt; every example has or gets as many.
-        seed: of the choice of the training examples and of their drawn distractors; eval_seed: of the evaluation
-            examples and theirs. Default: the same.
+        documents: number of documents in the longest prompt; every example has or gets as many.
+        seed: seed for the choice of the training examples and for their drawn distractors.
+        eval_seed: seed for the evaluation examples and their distractors. Default: the same.
     Raises:
         UserError: naming file, record and field, or the side that has too few examples.
     """
     seeds: dict[Side, int] = {"train": seed, "eval": seed if eval_seed is None else eval_seed}
-    selection = _Selection(data, seeds)
+    selection = _ExampleSelection(data, seeds)
     for location, example in _located_examples(data, documents):
         selection.add(example, location)
     selection.check_any_usable()
@@ -76,10 +76,10 @@ def load_split(data: DataSection, *, documents: int, seed: int, eval_seed: int |
 
 
 @dataclass(slots=True)
-class _Selection:
+class _ExampleSelection:
     """The examples chosen so far, by side, and the counts of records.
 
-    ranked: of each side, a heap with at most as many entries as examples are needed; each is (-rank, id, offset in the
+    ranked: for each side, a heap with at most as many entries as examples are needed; each is (-rank, id, offset in the
     temporary file, location in the data set's). The rank is a seeded hash, and the smallest ones are chosen. It is
     negated because heapq drops the smallest.
     """

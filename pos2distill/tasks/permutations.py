@@ -9,7 +9,6 @@ from typing import Literal
 import numpy as np
 
 from pos2distill.config import Study
-from pos2distill.config.method import DistractorOrder
 from pos2distill.randomness import derive_generator
 from pos2distill.records import Document, Example, Slots
 
@@ -35,17 +34,17 @@ def arrange(
     documents: int,
     slots: Slots,
     *,
-    order: DistractorOrder | int = "fixed",
+    distractor_order: int | Literal["reshuffled"] = 0,
     seed: int = 0,
     slot_of_rank: Slots = (),
 ) -> tuple[Document, ...]:
     """The example's documents with its gold ones at `slots` and the first distractors at the other slots.
 
     Args:
-        documents: how many to show; 0: none, not even the gold ones. slots: of the gold documents, in hop order;
-        distinct.
-        order: `fixed` keeps the data set's order of distractors (paper); `reshuffled` draws one for each
-            (seed, example, slots) (authors' code); a number is that of an evaluation's order (`numbered_order`).
+        documents: how many to show; 0: none, not even the gold ones.
+        slots: slots of the gold documents, in hop order; distinct.
+        distractor_order: 0: the data set's order (paper); another number: that order of an evaluation
+            (`numbered_order`); `reshuffled`: an order drawn for each (seed, example, slots) (authors' code).
         slot_of_rank: if given, a reordering of what the other arguments arrange: the document of rank r (from 0) is
             shown at slot_of_rank[r].
     """
@@ -60,11 +59,12 @@ def arrange(
             f"{example.example_id}: {len(golds)} gold documents and {len(others)} others cannot make "
             f"{documents} documents with the gold ones at slots {list(slots)}"
         )
-    if order == "reshuffled":
+    if distractor_order == "reshuffled":
         shuffle = derive_generator(seed, "reshuffle", example.example_id, *slots).permutation(len(others))
         others = [others[index] for index in shuffle]
-    elif isinstance(order, int):
-        others = [others[index] for index in numbered_order(order, len(others), example.example_id, slots)]
+    elif distractor_order:
+        order = numbered_order(distractor_order, len(others), example.example_id, slots)
+        others = [others[index] for index in order]
     gold_at = dict(zip(slots, golds, strict=True))
     remaining = iter(others)
     arranged = []
@@ -81,8 +81,9 @@ def slot_of_rank(slots: Sequence[int], accuracy: Sequence[float], measured: int,
 
     Args:
         slots, accuracy: the model's accuracy at some slots, in the order of slots. Those between are interpolated.
-        measured: documents of the prompts that it was measured with; documents: of the prompts to arrange. Slots of
-            other lengths correspond by their relative position, the first to the first and the last to the last.
+        measured: number of documents of the prompts that it was measured with.
+        documents: number of documents of the prompts to arrange. Slots of other lengths correspond by their relative
+            position, the first to the first and the last to the last.
     Returns: the slot of each rank. The first of equally good slots comes first.
     """
     relative = np.asarray(slots) / (measured - 1)
@@ -94,7 +95,7 @@ def advantageous_slots(study: Study, example: Example) -> Slots:
     """The advantageous slots of an example; if they are `random`, one of all placements, drawn by its id."""
     if study.method.advantageous_slot == "random":
         return _draw_slots(study, example, "advantageous slot")
-    return study.advantageous(len(example.golds))
+    return study.fixed_advantageous_slots(len(example.golds))
 
 
 def teacher_slots(study: Study, example: Example) -> Slots:
@@ -215,7 +216,7 @@ def candidate_placements(documents: int, hops: int, slots: Literal["all"] | int)
     """The placements to try for the advantageous slots: gold documents in adjacent slots in hop order, as in the paper.
 
     Args:
-        slots: of the first gold document: `all`, or a number spread evenly from first to last.
+        slots: slots of the first gold document: `all`, or a number spread evenly from first to last.
     """
     last = documents - hops
     starts = _spread(0, last, last + 1 if slots == "all" else min(slots, last + 1))

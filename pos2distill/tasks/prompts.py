@@ -5,14 +5,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from pos2distill.config import Study, TemplateSection
 from pos2distill.config.data import PromptStyle
-from pos2distill.config.method import DistractorOrder
 from pos2distill.config.template import DOCUMENTS
 from pos2distill.errors import UserError
 from pos2distill.records import Document, Example, Slots, Tokens
@@ -168,8 +167,8 @@ class PromptBuilder:
     """Builds the prompt of an example with its gold documents at any slots.
 
     Args:
-        tokenizer: with a chat template.
-        wording: around the documents.
+        tokenizer: a tokenizer with a chat template.
+        wording: the text around the documents.
         chat_template_kwargs: `model.chat_template_kwargs`.
         max_length: the model's context in tokens.
         reserve: tokens kept free for the response.
@@ -197,7 +196,7 @@ class PromptBuilder:
     def of_study(
         cls, study: Study, tokenizer: "PreTrainedTokenizerBase", *, max_length: int, reserve: int
     ) -> "PromptBuilder":
-        """The builder of a study's prompts. Args: as of the class; tokenizer: of the study's model."""
+        """The builder of a study's prompts. Args: as in the class; tokenizer: that of the study's model."""
         kwargs = study.model.chat_template_kwargs
         return cls(tokenizer, study.data.wording, max_length=max_length, reserve=reserve, chat_template_kwargs=kwargs)
 
@@ -207,21 +206,23 @@ class PromptBuilder:
         documents: int,
         slots: Slots,
         *,
-        order: DistractorOrder | int = "fixed",
+        distractor_order: int | Literal["reshuffled"] = 0,
         seed: int = 0,
         slot_of_rank: Slots = (),
     ) -> Tokens:
         """Token ids of the chat prompt, up to and including the start of the assistant's turn.
 
         Args:
-            documents: in the prompt; 0: the question alone.
-            slots: of the gold documents, 0-based, in hop order.
-            order, slot_of_rank: see `arrange`.
+            documents: number of documents in the prompt; 0: the question alone.
+            slots: slots of the gold documents, 0-based, in hop order.
+            distractor_order, slot_of_rank: see `arrange`.
         Raises:
             PromptTooLong: if prompt and response do not fit the model's context.
         """
         # The template's text already holds its special tokens, so none may be added around it.
-        shown = arrange(example, documents, slots, order=order, seed=seed, slot_of_rank=slot_of_rank)
+        shown = arrange(
+            example, documents, slots, distractor_order=distractor_order, seed=seed, slot_of_rank=slot_of_rank
+        )
         ids = self.encode(self._chat(example, shown))
         if len(ids) + self.reserve > self.max_length:
             raise PromptTooLong(
@@ -232,10 +233,12 @@ class PromptBuilder:
         return ids
 
     def _chat(self, example: Example, shown: Sequence[Document]) -> str:
-        return self._in_chat({each.role: each.text for each in _to_messages(self.template, example.question, shown)})
+        return self._render_chat(
+            {each.role: each.text for each in _to_messages(self.template, example.question, shown)}
+        )
 
-    def _in_chat(self, texts: Mapping[str, str]) -> str:
-        """The token ids of a chat with these messages. texts: of the messages by role."""
+    def _render_chat(self, texts: Mapping[str, str]) -> str:
+        """The text of these messages in the model's chat template. texts: text of each message, by role."""
         messages = [{"role": role, "content": text} for role, text in texts.items()]
         return str(
             self.tokenizer.apply_chat_template(
@@ -250,7 +253,7 @@ class PromptBuilder:
         """
         probe = "pos2distill-probe"  # which no chat template contains
         texts = {role: probe if DOCUMENTS in text else text for role, text in raw_messages(self.template).items()}
-        before, _, after = self._in_chat(texts).partition(probe)
+        before, _, after = self._render_chat(texts).partition(probe)
         return before, after
 
     def locate(self, example: Example, documents: int, slots: Slots) -> tuple[Tokens, npt.NDArray[np.int32]]:
@@ -297,7 +300,7 @@ class MessageBuilder:
     """Builds the messages of an example, for a server that applies the chat template itself.
 
     Args:
-        wording, reserve: as of `PromptBuilder`.
+        wording, reserve: as in `PromptBuilder`.
         max_length: the model's context in tokens; None if it is not known.
     """
 
@@ -312,19 +315,21 @@ class MessageBuilder:
         documents: int,
         slots: Slots,
         *,
-        order: DistractorOrder | int = "fixed",
+        distractor_order: int | Literal["reshuffled"] = 0,
         seed: int = 0,
         slot_of_rank: Slots = (),
     ) -> Messages:
         """The messages.
 
         Args:
-            documents, slots, order, seed, slot_of_rank: as of `PromptBuilder`.
+            documents, slots, distractor_order, seed, slot_of_rank: as in `PromptBuilder`.
         Raises:
             PromptTooLong: if even a token for each word would not fit the context. A prompt that is slightly too long
                 is for the server to refuse.
         """
-        shown = arrange(example, documents, slots, order=order, seed=seed, slot_of_rank=slot_of_rank)
+        shown = arrange(
+            example, documents, slots, distractor_order=distractor_order, seed=seed, slot_of_rank=slot_of_rank
+        )
         parts = _to_messages(self.template, example.question, shown)
         messages = [{"role": each.role, "content": each.text} for each in parts]
         tokens = fewest_tokens(joined_text(messages))

@@ -7,14 +7,13 @@ streamed: memory holds one record, or a batch of rows.
 import functools
 import gzip
 import hashlib
-import itertools
 import json
 import lzma
 import os
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
@@ -68,17 +67,26 @@ def read_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
     that they have in common.
 
     Args:
-        url: of a file, or with `*` the pattern of several, which are read in the order of their names.
+        url: URL of a file, or with `*` the pattern of several, which are read in the order of their names.
     Raises:
         UserError: a missing file, broken compression, bytes that are not UTF-8, a record that is not one JSON object.
     """
     files = data_files(url)
-    folders = zip(*(file.split("/")[:-1] for file in files), strict=False)
-    common = len([*itertools.takewhile(lambda names: len({*names}) == 1, folders)])
+    common = _common_folders(files)
     for file in files:
         name = "" if file == url else f"{'/'.join(file.split('/')[common:])}, "
         for location, record in _file_records(file):
             yield f"{name}{location}", record
+
+
+def _common_folders(files: Sequence[str]) -> int:
+    """The number of leading folders that all paths have in common."""
+    first, *others = [file.split("/")[:-1] for file in files]
+    for index, folder in enumerate(first):
+        for folders in others:
+            if index == len(folders) or folders[index] != folder:
+                return index
+    return len(first)
 
 
 def _file_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -104,7 +112,7 @@ def _file_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 f"{url}: is not a {kind} file despite its name ({error}); rename or fetch it again"
             ) from None
         except lzma.LZMAError as error:
-            raise UserError(f"{url}: is no whole xz file ({error}); rename or fetch it again") from None
+            raise UserError(f"{url}: is not a complete xz file ({error}); rename or fetch it again") from None
         except (EOFError, zlib.error) as error:
             where = f"after {location}" if location else "before its first record"
             ending = url.rpartition(".")[2]
@@ -113,7 +121,7 @@ def _file_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
         except OSError as error:
             if "Invalid data stream" not in str(error):  # bz2 has no exception of its own
                 raise
-            raise UserError(f"{url}: is no whole bz2 file ({error}); rename or fetch it again") from None
+            raise UserError(f"{url}: is not a complete bz2 file ({error}); rename or fetch it again") from None
 
 
 def file_digest(url: str) -> str:

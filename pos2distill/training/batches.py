@@ -25,10 +25,10 @@ class Batch:
     """A global batch. An empty one says that no sample came in a while: time to handle requests.
 
     Attributes:
-        epoch: from 0.
-        indices: of the samples that it processes.
+        epoch: its epoch, from 0.
+        indices: indices of the samples that it processes.
         samples: those of them that were kept; possibly none.
-        fraction: of the whole run that is completed after this batch, in (0, 1].
+        fraction: how much of the whole run is completed after this batch, in (0, 1].
     """
 
     epoch: int

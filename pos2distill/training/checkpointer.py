@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 from pos2distill.training.job import TrainingJob
-from pos2distill.training.loader import TrainingProgress
 from pos2distill.training.loop import Action
+from pos2distill.training.progress import TrainingProgress
 from pos2distill.training.session import WorkerSession
 from pos2distill.training.step_log import StepLog
 from pos2distill.training.strategies.protocol import Strategy
@@ -20,7 +20,7 @@ class Checkpointer:
 
     Args:
         log: on rank 0; it is written before each checkpoint, so that both name the same steps.
-        step: at which training starts.
+        step: the step at which training starts.
         scratch: folder of the run on this node.
     """
 

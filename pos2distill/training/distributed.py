@@ -15,7 +15,7 @@ class DistContext:
     """This worker's rank, and the collectives that the training loop needs. The default is a group of one.
 
     Attributes:
-        rank: of this worker.
+        rank: this worker's rank.
         world: number of workers.
         device: where tensors of the default process group must be (NCCL: the GPU).
         sample_group: a process group on the CPU for the thread that gathers samples while gradients are reduced.

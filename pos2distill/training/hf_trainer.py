@@ -49,7 +49,7 @@ def collate_examples(features: Sequence[Feature]) -> dict[str, Tensor]:
     Returns: input_ids, attention_mask, position_ids (N, L); slots, anchor_rows (N,): the row that holds the answered
         prompt of the same example; response_mask (N, R): response tokens, aligned to the right.
     Raises:
-        ValueError: if the first row of an example is no anchor, or an example has no response.
+        ValueError: if the first row of an example is not an anchor, or an example has no response.
     """
     rows: list[list[int]] = []
     slots: list[int] = []
@@ -93,8 +93,8 @@ class PositionDistillTrainer(Trainer):
 
     Args:
         method: names the loss, the row weights and lambda.
-        teacher: the base model, of methods with a KL.
-        arguments: of `transformers.Trainer`. The data set holds features (see `Feature`).
+        teacher: the base model, for methods with a KL.
+        arguments: the arguments of `transformers.Trainer`. The data set holds features (see `Feature`).
     Raises:
         ValueError: for settings under which the loss would be another one.
     """

@@ -23,10 +23,10 @@ class TrainingOutcome:
 class TrainingJob:
     """One training run. Can be pickled to its workers.
 
-    name: of the run, for trackers. logged_settings: all settings of the study, for trackers.
+    name: the run's name, for trackers. logged_settings: all settings of the study, for trackers.
     study: what defines the result; its model is the base model. runtime: where and how it runs.
     student_start: what the student is at the beginning: the base model, or the checkpoint of an earlier round.
-    storage: of the run, for trackers. examples, examples_file: the training examples, whose order numbers them.
+    storage: the run's storage, for trackers. examples, examples_file: the training examples, whose order numbers them.
     samples: the sample store. checkpoint: the artifact that is written.
     """
 

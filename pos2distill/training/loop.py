@@ -19,13 +19,14 @@ from pos2distill.losses.kl import mean_by_row
 from pos2distill.losses.objectives import ANCHOR, FILLER, row_coefficients
 from pos2distill.training.batches import Batch
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.loader import BatchLoader, TrainingProgress
+from pos2distill.training.loader import BatchLoader
 from pos2distill.training.memory import explain_memory_of_step
 from pos2distill.training.micro_batches import BatchPreparer, MicroBatch, PreparedBatch
+from pos2distill.training.progress import TrainingProgress
 from pos2distill.training.rows import RowBuilder
 from pos2distill.training.schedule import learning_rate
 from pos2distill.training.strategies.protocol import Strategy
-from pos2distill.training.teachers import HiddenStatesView, TeacherSource
+from pos2distill.training.teachers import FullDistribution, TeacherSource
 
 _CHUNK_TOKENS = 64
 """Tokens whose logits of the base model exist at once while its own loss on the responses is computed."""
@@ -55,16 +56,16 @@ class StepRecord:
     """What one step did.
 
     Attributes:
-        step: from 0.
-        epoch: from 0.
+        step: its number, from 0.
+        epoch: its epoch, from 0.
         examples: ids of the examples trained on; all records together say what was trained on when.
-        fraction: of the run that is completed after the step.
-        rows: of the global batch, without filler.
+        fraction: how much of the run is completed after the step, in (0, 1].
+        rows: the rows of the global batch, without filler.
         loss: the objective.
         loss_trivial: mean loss of the trivial rows, in nats, unweighted; None if there are none.
         loss_anchor: the same for anchor rows.
-        grad_norm: before clipping.
-        learning_rate: of the step.
+        grad_norm: the gradient's norm before clipping.
+        learning_rate: the step's learning rate.
         weight_by_slot: sum of the weights of the rows with each `Row.slot_id`.
     """
 
@@ -185,7 +186,7 @@ class Trainer:
         micro_batches = prepared.micro_batches
         if self.teacher is not None:
             # Not while preparing: a resident teacher's forward can use collectives, which must not run in that thread.
-            micro_batches = self._add_teacher_views(micro_batches, handle_requests)
+            micro_batches = self._add_teacher_distributions(micro_batches, handle_requests)
         computed = self._accumulate_gradients(micro_batches, handle_requests)
         # The fraction after the step, so that the last step of a run reaches the final rate.
         rate = learning_rate(prepared.batch.fraction, self.study.training)
@@ -195,15 +196,15 @@ class Trainer:
             raise UserError("training diverged (its gradient is not finite); lower training.learning_rate")
         return _make_record(step, prepared.batch, computed, norm, rate)
 
-    def _add_teacher_views(
+    def _add_teacher_distributions(
         self, micro_batches: Sequence[MicroBatch], handle_requests: Callable[[], None]
     ) -> list[MicroBatch]:
         assert self.teacher is not None
-        with_views = []
+        with_distributions = []
         for micro in micro_batches:
-            with_views.append(replace(micro, teacher=self.teacher(micro.rows)))
+            with_distributions.append(replace(micro, teacher=self.teacher(micro.rows)))
             handle_requests()
-        return with_views
+        return with_distributions
 
     def _accumulate_gradients(
         self, micro_batches: Sequence[MicroBatch], handle_requests: Callable[[], None]
@@ -270,12 +271,12 @@ class Trainer:
         if self.study.method.weights != "adaptive":
             # Zeros of the right size, since every rank takes part in the gather.
             return torch.zeros(len(micro.slot_B))
-        view = micro.teacher
-        assert isinstance(view, HiddenStatesView)  # the settings allow no other with adaptive weights
+        distribution = micro.teacher
+        assert isinstance(distribution, FullDistribution)  # the settings allow no other with adaptive weights
         losses = []
         for start in range(0, len(micro.batch.target_T), _CHUNK_TOKENS):
             chunk = slice(start, start + _CHUNK_TOKENS)
-            losses.append(view[chunk].cross_entropy(micro.batch.target_T[chunk]).cpu())
+            losses.append(distribution[chunk].cross_entropy(micro.batch.target_T[chunk]).cpu())
         return mean_by_row(torch.cat(losses), micro.batch.row_T, len(micro.slot_B))
 
 

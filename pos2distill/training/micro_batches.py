@@ -18,17 +18,12 @@ from pos2distill.losses.objectives import FILLER
 from pos2distill.models.packing import ResponseBatch, collate, count_own_tokens
 from pos2distill.training.batches import Batch
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.rows import (
-    Row,
-    RowBuilder,
-    RowKey,
-    TokensInPart,
-    count_parts,
-    rows_of_rank,
-    split_rows,
-)
-from pos2distill.training.teachers import TeacherView
+from pos2distill.training.rows import Row, RowBuilder, RowKey, rows_of_rank
+from pos2distill.training.teachers import TeacherDistribution
 from pos2distill.training.views import view_of
+
+AddedTokens = Callable[[int, int], int]
+"""(index of the first row of a micro-batch, index of a row in it) -> the tokens that this row adds to it."""
 
 _FINISH_SECONDS = 10.0
 
@@ -49,7 +44,7 @@ class MicroBatch:
     rows: Sequence[Row]
     batch: ResponseBatch
     slot_B: Tensor
-    teacher: TeacherView | None = None
+    teacher: TeacherDistribution | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +91,15 @@ class BatchPreparer:
 
     def _cut(self, rows: list[Row], epoch: int) -> list[MicroBatch]:
         """Equally many micro-batches on every rank, since ZeRO-3 requires every rank in every pass."""
-        added_tokens = tokens_in_part(rows)
+        added_tokens = added_token_counter(rows)
         # The rank that needs most decides; the others cut their rows into smaller micro-batches.
-        parts = max(self.dist.all_gather_object(count_parts(added_tokens, len(rows), self.limit)))
+        count = max(self.dist.all_gather_object(count_micro_batches(added_tokens, len(rows), self.limit)))
         micro_batches = []
         start = 0
-        for size in split_rows(added_tokens, len(rows), parts):
-            part = rows[start : start + size]
-            slot_B = torch.tensor([row.slot_id for row in part])
-            micro_batches.append(MicroBatch(part, pack(part, self.study, epoch), slot_B))
+        for size in split_into_micro_batches(added_tokens, len(rows), count):
+            micro_rows = rows[start : start + size]
+            slot_B = torch.tensor([row.slot_id for row in micro_rows])
+            micro_batches.append(MicroBatch(micro_rows, pack(micro_rows, self.study, epoch), slot_B))
             start += size
         return micro_batches
 
@@ -172,10 +167,65 @@ def pack(rows: Sequence[Row], study: Study, epoch: int) -> ResponseBatch:
     return replace(batch, view=view)
 
 
-def tokens_in_part(rows: Sequence[Row]) -> TokensInPart:
-    """How many tokens each row adds to a micro-batch, as `pack` packs it."""
-    prompts, lengths = [row.prompt_ids for row in rows], [row.length for row in rows]
-    return functools.cache(functools.partial(count_own_tokens, prompts, lengths, [row.group for row in rows]))
+def added_token_counter(rows: Sequence[Row]) -> AddedTokens:
+    """A function that counts the tokens that each row adds to a micro-batch, as `pack` packs it."""
+    prompts = [row.prompt_ids for row in rows]
+    lengths = [row.length for row in rows]
+    groups = [row.group for row in rows]
+
+    # Cached, since the search for a limit asks for the same rows again and again.
+    @functools.cache
+    def added_tokens(first: int, row: int) -> int:
+        return count_own_tokens(prompts, lengths, groups, first, row)
+
+    return added_tokens
+
+
+def count_micro_batches(added_tokens: AddedTokens, row_count: int, limit: int) -> int:
+    """How many micro-batches consecutive rows make if none exceeds `limit` tokens; a longer row makes one by itself.
+
+    Args:
+        added_tokens: the tokens that a row adds to its micro-batch. row_count: how many rows there are.
+    """
+    return len(_fill(added_tokens, row_count, limit, 1))
+
+
+def split_into_micro_batches(added_tokens: AddedTokens, row_count: int, count: int) -> list[int]:
+    """Divide rows into micro-batches such that the largest has few tokens: as few as possible if none are shared.
+
+    Args:
+        added_tokens: the tokens that a row adds to its micro-batch. row_count: how many rows there are.
+        count: how many micro-batches; at most as many as rows. None is empty.
+    Returns: the number of rows in each micro-batch.
+    """
+    # Binary search for the smallest limit that needs no more than `count`. A higher limit needs no more micro-batches,
+    # except where rows share prefixes, in rare cases; then the limit that is found is not the smallest.
+    low, high = 1, sum(added_tokens(row, row) for row in range(row_count))
+    while low < high:
+        middle = (low + high) // 2
+        if count_micro_batches(added_tokens, row_count, middle) <= count:
+            high = middle
+        else:
+            low = middle + 1
+    return _fill(added_tokens, row_count, low, count)
+
+
+def _fill(added_tokens: AddedTokens, row_count: int, limit: int, at_least: int) -> list[int]:
+    """Fill micro-batches one after another up to `limit` tokens; start some earlier if fewer than `at_least` result.
+
+    Returns: the number of rows in each micro-batch.
+    """
+    sizes = [0]
+    first, filled = 0, 0
+    for row in range(row_count):
+        # With as few rows left as micro-batches, each row must start one, or one would be empty.
+        is_full = filled + added_tokens(first, row) > limit or row_count - row <= at_least - len(sizes)
+        if sizes[-1] > 0 and is_full:
+            sizes.append(0)
+            first, filled = row, 0
+        sizes[-1] += 1
+        filled += added_tokens(first, row)
+    return sizes
 
 
 def _as_filler(row: Row) -> Row:

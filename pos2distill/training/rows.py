@@ -1,8 +1,8 @@
-"""Training rows: the rows of a sample, and which rows of a global batch belong to which rank and micro-batch."""
+"""Training rows: the rows of a sample, and which rows of a global batch belong to which rank."""
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +23,13 @@ class Sample:
     """An example and a kept answer to one of its prompts.
 
     Attributes:
-        slots: of the gold documents in the prompt that was answered: the advantageous ones, but for on-policy methods.
+        slots: slots of the gold documents in the prompt that was answered: the advantageous ones, except in on-policy
+            methods.
         prompt_ids: the prompt that the teacher gets: the one that was answered; on-policy the advantageous one; with
             `method.teacher_slot: random` that of another slot.
         response_ids: the answer.
         hidden: the base model's hidden states at the response, as `hidden_to_bytes` encodes them.
-        hidden_dtype: of `hidden`.
+        hidden_dtype: the dtype of `hidden`.
         top_ids: (S * K,), the K most likely tokens at each of the first S positions of the response.
         top_logprobs: (S * K,), their log-probabilities by the base model.
     """
@@ -46,17 +47,14 @@ class Sample:
 RowKey = tuple[Sample, Slots]
 """Identifies a training row: its sample, and the slots of its gold documents."""
 
-TokensInPart = Callable[[int, int], int]
-"""(index of the first row of a part, index of a row in it) -> the tokens that this row adds to the part."""
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One training row: the student's prompt with the gold documents at `slots`, and the response.
 
     Attributes:
-        sample: that the row was built from.
-        slots: of the gold documents.
+        sample: the sample this row was built from.
+        slots: slots of the gold documents.
         slot_id: a number that identifies `slots`; for a single slot, the slot itself. ANCHOR on an anchor row, whose
             prompt is the advantageous prompt. FILLER on rows that only make ranks equally long and count for nothing.
         prompt_ids: the student's prompt.
@@ -113,11 +111,12 @@ class RowBuilder:
         # The stored prompt, not one that is built again: training may reshuffle distractors, sampling does not.
         if is_anchor and slots == teacher_slots(self.study, sample.example):
             return Row(sample, slots, ANCHOR, sample.prompt_ids, response_ids)
+        order = self.study.method.distractor_order
         prompt_ids = self.build_prompt(
             sample.example,
             self.study.data.documents,
             slots,
-            order=self.study.method.distractor_order,
+            distractor_order=0 if order == "fixed" else order,
             seed=self.study.seed,
         )
         slot_id = ANCHOR if is_anchor else _slot_id(slots, self.study.data.documents)
@@ -156,8 +155,15 @@ class RowBuilder:
 def kept_samples(table: pa.Table) -> list[Sample | None]:
     """Decode a table of `SAMPLE_SCHEMA`; None for records that were not kept."""
     names = (
-        *("outcome", "example", "slots", "prompt_ids", "response_ids"),
-        *("hidden", "hidden_dtype", "top_ids", "top_logprobs"),
+        "outcome",
+        "example",
+        "slots",
+        "prompt_ids",
+        "response_ids",
+        "hidden",
+        "hidden_dtype",
+        "top_ids",
+        "top_logprobs",
     )
     samples: list[Sample | None] = []
     # Not `to_pylist`, which would make a Python object of every token id.
@@ -198,53 +204,6 @@ def rows_of_rank(keys: Sequence[RowKey], rank: int, world: int) -> list[tuple[Ro
     rows = [(key, False) for key in own]
     filler = [(keys[0], True)] * (size - len(own))
     return rows + filler
-
-
-def count_parts(added_tokens: TokensInPart, row_count: int, limit: int) -> int:
-    """How many consecutive parts the rows make if no part exceeds `limit` tokens; a longer row is a part by itself.
-
-    Args:
-        added_tokens: the tokens that a row adds to its part. row_count: how many rows there are.
-    """
-    return len(_fill(added_tokens, row_count, limit, 1))
-
-
-def split_rows(added_tokens: TokensInPart, row_count: int, parts: int) -> list[int]:
-    """Divide rows into consecutive parts such that the largest has few tokens: as few as possible if none are shared.
-
-    Args:
-        added_tokens: the tokens that a row adds to its part. row_count: how many rows there are.
-        parts: how many; at most as many as rows, and none is empty.
-    Returns: the number of rows in each part.
-    """
-    # Binary search for the smallest limit that needs no more than `parts`. A higher limit needs no more parts, except
-    # where rows share prefixes, in rare cases; then the limit that is found is not the smallest.
-    low, high = 1, sum(added_tokens(row, row) for row in range(row_count))
-    while low < high:
-        middle = (low + high) // 2
-        if count_parts(added_tokens, row_count, middle) <= parts:
-            high = middle
-        else:
-            low = middle + 1
-    return _fill(added_tokens, row_count, low, parts)
-
-
-def _fill(added_tokens: TokensInPart, row_count: int, limit: int, parts: int) -> list[int]:
-    """Fill parts one after another up to `limit` tokens; start new parts earlier if fewer than `parts` would result.
-
-    Returns: the number of rows in each part.
-    """
-    sizes = [0]
-    first, filled = 0, 0
-    for row in range(row_count):
-        # With as few rows left as parts, each row must start a part, or a part would be empty.
-        is_full = filled + added_tokens(first, row) > limit or row_count - row <= parts - len(sizes)
-        if sizes[-1] > 0 and is_full:
-            sizes.append(0)
-            first, filled = row, 0
-        sizes[-1] += 1
-        filled += added_tokens(first, row)
-    return sizes
 
 
 def _slot_id(slots: Slots, documents: int) -> int:

@@ -12,8 +12,8 @@ def learning_rate(fraction: float, settings: TrainingSection) -> float:
     kept, and so how many steps there are.
 
     Args:
-        fraction: of the run that is completed after the step, in (0, 1]: samples processed, whether trained on or not
-            kept.
+        fraction: how much of the run is completed after the step, in (0, 1]: samples processed, whether trained on or
+            not kept.
         settings: the peak rate and the two ratios.
     """
     warmup = settings.warmup_ratio

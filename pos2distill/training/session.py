@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.loader import StreamReader
+from pos2distill.training.sources import StreamReader
 
 
 class WorkerSession(Protocol):
@@ -24,8 +24,8 @@ class WorkerSession(Protocol):
         """A folder with the last saved training state; None at the start of a run. A collective of all workers.
 
         Args:
-            scratch: in which a copy is made if the storage is remote: one copy for all workers of a node, which is
-                removed at the end of the context.
+            scratch: the folder in which a copy is made if the storage is remote: one copy for all workers of a node,
+                which is removed at the end of the context.
         """
 
     def save_checkpoint(self, step: int, folder: Path) -> None:

@@ -54,12 +54,12 @@ def write_state(
 
     Args:
         folder: made if it does not exist.
-        shapes: of the trained parameters.
+        shapes: the shapes of the trained parameters.
         gather: returns a parameter's full tensor of a kind in `KINDS`, given the kind and the parameter's name. Called
             on every rank for every tensor in the same order, so that it can be a collective. No rank ever holds more
             than one file's tensors and one more.
         step: Adam's step count.
-        rank: of this worker. world: number of workers.
+        rank: this worker's rank. world: number of workers.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files_by_rank = _assign_files(shapes, world)
@@ -88,8 +88,8 @@ class StoredState:
     """A training state on disk, of the right model.
 
     Args:
-        folder: that `write_state` wrote.
-        shapes: of the model's trained parameters.
+        folder: the folder that `write_state` wrote.
+        shapes: the shapes of the model's trained parameters.
     Raises:
         UserError: naming the file that is missing, corrupt or of another model or version.
     """

@@ -7,7 +7,7 @@ from pos2distill.errors import UserError
 from pos2distill.literal_paths import list_matching
 from pos2distill.store.checkpoint_layout import STEPS_FOLDER
 from pos2distill.store.files import write_bytes
-from pos2distill.store.outages import once_storage_answers
+from pos2distill.store.retry import retry_while_unreachable
 from pos2distill.training.job import TrainingJob
 from pos2distill.training.loop import StepRecord
 from pos2distill.training.session import WorkerSession
@@ -20,9 +20,9 @@ class StepLog:
     """Writes step records; one file in the artifact from checkpoint to checkpoint. Exists on rank 0 only.
 
     Args:
-        step: at which training starts; records of later steps, made after the checkpoint, are removed, since those
-            steps are made again.
-        samples: to train on, as far as they are kept.
+        step: the step at which training starts; records of later steps, made after the checkpoint, are removed, since
+            those steps are made again.
+        samples: how many samples are trained on if enough are kept.
     """
 
     def __init__(self, job: TrainingJob, session: WorkerSession, step: int, samples: int) -> None:
@@ -48,7 +48,7 @@ class StepLog:
             # Zeros in front, so that the files sorted by name are in the order of their steps.
             path = f"{self.folder}/{self.start:08d}.jsonl"
             content = ("\n".join(self.lines) + "\n").encode()
-            once_storage_answers(lambda: write_bytes(self.artifact.fs, path, content), self.session.warn)
+            retry_while_unreachable(lambda: write_bytes(self.artifact.fs, path, content), self.session.warn)
             self.start += len(self.lines)
             self.lines = []
 

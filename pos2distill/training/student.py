@@ -20,10 +20,10 @@ from pos2distill.losses.kl import mean_by_row, reverse_kl
 from pos2distill.models.dropout import turn_dropout_off
 from pos2distill.models.head import LogitTransform
 from pos2distill.models.hidden_states import response_hidden_states
-from pos2distill.models.loss_head import LossHead, computing_dtype
+from pos2distill.models.loss_head import LossHead, compute_dtype
 from pos2distill.models.packing import PositionView, ResponseBatch
 from pos2distill.randomness import derive_seed
-from pos2distill.training.teachers import TeacherView
+from pos2distill.training.teachers import TeacherDistribution
 
 
 class Student(nn.Module):
@@ -37,7 +37,7 @@ class Student(nn.Module):
         self.transform = LogitTransform(lm.config)
         self.head = LossHead(lm.get_output_embeddings())
 
-    def forward(self, batch: ResponseBatch, teacher: TeacherView | None, *, adapters: bool = True) -> Tensor:
+    def forward(self, batch: ResponseBatch, teacher: TeacherDistribution | None, *, adapters: bool = True) -> Tensor:
         """Each row's loss in nats, mean over its response tokens: KL(teacher || student), or the cross-entropy.
 
         With a second view of the rows (RPSD, arXiv:2604.14339), plus `method.view_weight` times the mean over the
@@ -48,7 +48,8 @@ class Student(nn.Module):
 
         Args:
             batch: prompts and responses.
-            teacher: the view at the batch's response tokens, in their order; None for a cross-entropy.
+            teacher: the base model's distribution at the batch's response tokens, in their order; None for a
+                cross-entropy.
             adapters: False: return the hidden states (T, H) without the adapters instead, of a student that has some.
         Returns: (B,) float32.
         """
@@ -57,36 +58,36 @@ class Student(nn.Module):
         hidden_TH = response_hidden_states(self.lm, batch)
         if self.loss == "kl":
             assert teacher is not None
-            teacher_view = teacher
+            distribution = teacher
 
-            def token_losses(product_tV: Tensor, chunk: slice) -> Tensor:
-                return teacher_view[chunk].kl(self.transform(product_tV))
+            def token_losses(raw_logits_tV: Tensor, chunk: slice) -> Tensor:
+                return distribution[chunk].kl(self.transform(raw_logits_tV))
         else:
 
-            def token_losses(product_tV: Tensor, chunk: slice) -> Tensor:
-                return cross_entropy(self.transform(product_tV), batch.target_T[chunk], reduction="none")
+            def token_losses(raw_logits_tV: Tensor, chunk: slice) -> Tensor:
+                return cross_entropy(self.transform(raw_logits_tV), batch.target_T[chunk], reduction="none")
 
-        loss_B = mean_by_row(self.head(hidden_TH, token_losses=token_losses), batch.row_T, batch.rows)
+        loss_B = mean_by_row(self.head(hidden_TH, token_losses=token_losses), batch.row_T, batch.row_count)
         if batch.view is not None:
-            loss_B = loss_B + self.view_weight * self._view_divergence(batch, batch.view, hidden_TH.detach())
+            loss_B = loss_B + self.view_weight * self._position_view_divergence(batch, batch.view, hidden_TH.detach())
         return loss_B
 
-    def _view_divergence(self, batch: ResponseBatch, view: PositionView, plain_TH: Tensor) -> Tensor:
-        """KL(view || plain) of each row, (B,), mean over the tokens that count; 0 where none does."""
+    def _position_view_divergence(self, batch: ResponseBatch, view: PositionView, plain_TH: Tensor) -> Tensor:
+        """KL(view || plain) of each row, (B,), mean over the tokens from the shift on; 0 where there are none."""
         view_TH = response_hidden_states(self.lm, replace(batch, position_S=view.position_S))
 
         # Here, since the backward pass runs outside of autocast.
-        plain_TH = plain_TH.to(computing_dtype(plain_TH))
+        plain_TH = plain_TH.to(compute_dtype(plain_TH))
 
-        def token_losses(product_tV: Tensor, chunk: slice) -> Tensor:
-            plain_tV = self.head.product(plain_TH[chunk])
-            return reverse_kl(self.transform(product_tV), self.transform(plain_tV))
+        def token_losses(raw_logits_tV: Tensor, chunk: slice) -> Tensor:
+            plain_tV = self.head.raw_logits(plain_TH[chunk])
+            return reverse_kl(self.transform(raw_logits_tV), self.transform(plain_tV))
 
-        counts_T = view.counts_T.float()
+        is_shifted_T = view.is_shifted_T.float()
         divergence_T = self.head(view_TH, token_losses=token_losses)
-        total_B = mean_by_row(divergence_T * counts_T, batch.row_T, batch.rows)
-        # Both means are over all tokens of a row, so their quotient is the mean over those that count.
-        fraction_B = mean_by_row(counts_T, batch.row_T, batch.rows)
+        total_B = mean_by_row(divergence_T * is_shifted_T, batch.row_T, batch.row_count)
+        # Both means are over all tokens of a row, so their quotient is the mean over those from the shift on.
+        fraction_B = mean_by_row(is_shifted_T, batch.row_T, batch.row_count)
         return total_B / fraction_B.clamp_min(torch.finfo(fraction_B.dtype).tiny)
 
     @torch.no_grad()
@@ -145,8 +146,8 @@ def plain_weights(
     """The student's weights as those of a plain model, with adapters merged.
 
     Args:
-        weights: of the student, as `state_dict` names them.
-        dtypes: of the base model's weights (`weight_dtypes`).
+        weights: the student's weights, as `state_dict` names them.
+        dtypes: the dtypes of the base model's weights (`weight_dtypes`).
     Returns: the weights, and the relative error of the adapters' update by rounding (`merge`); 0 without adapters.
     """
     error = 0.0

@@ -27,34 +27,34 @@ from pos2distill.models.packing import ResponseBatch, collate
 from pos2distill.training.rows import Row
 
 
-class TeacherView(Protocol):
+class TeacherDistribution(Protocol):
     """What is known of the base model at T response positions."""
 
-    def to(self, device: torch.device) -> "TeacherView":
-        """The same view on a device."""
+    def to(self, device: torch.device) -> "TeacherDistribution":
+        """The same distribution on a device."""
 
-    def __getitem__(self, chunk: slice) -> "TeacherView":
-        """The view at some of the positions."""
+    def __getitem__(self, chunk: slice) -> "TeacherDistribution":
+        """The distribution at some of the positions."""
 
     def kl(self, student_TV: Tensor) -> Tensor:
         """KL(teacher || student) at each position, (T,) float32, nats. Gradients flow to the student's logits."""
 
 
-TeacherSource = Callable[[Sequence[Row]], TeacherView]
-"""Returns the view at the rows' responses, concatenated."""
+TeacherSource = Callable[[Sequence[Row]], TeacherDistribution]
+"""Returns the distribution at the rows' responses, concatenated."""
 
 
 @dataclass(frozen=True, slots=True)
-class HiddenStatesView:
+class FullDistribution:
     """The states that enter lm_head, and the base model's lm_head: the distribution over the whole vocabulary."""
 
     hidden_TH: Tensor
     head: FrozenHead
 
-    def to(self, device: torch.device) -> "HiddenStatesView":
+    def to(self, device: torch.device) -> "FullDistribution":
         return replace(self, hidden_TH=self.hidden_TH.to(device))
 
-    def __getitem__(self, chunk: slice) -> "HiddenStatesView":
+    def __getitem__(self, chunk: slice) -> "FullDistribution":
         return replace(self, hidden_TH=self.hidden_TH[chunk])
 
     def kl(self, student_TV: Tensor) -> Tensor:
@@ -68,17 +68,17 @@ class HiddenStatesView:
 
 
 @dataclass(frozen=True, slots=True)
-class TopKView:
+class TopKDistribution:
     """Log-probabilities of the K most likely tokens; all other tokens count as one."""
 
     ids_TK: Tensor
     logprobs_TK: Tensor
 
-    def to(self, device: torch.device) -> "TopKView":
-        return TopKView(self.ids_TK.to(device), self.logprobs_TK.to(device))
+    def to(self, device: torch.device) -> "TopKDistribution":
+        return TopKDistribution(self.ids_TK.to(device), self.logprobs_TK.to(device))
 
-    def __getitem__(self, chunk: slice) -> "TopKView":
-        return TopKView(self.ids_TK[chunk], self.logprobs_TK[chunk])
+    def __getitem__(self, chunk: slice) -> "TopKDistribution":
+        return TopKDistribution(self.ids_TK[chunk], self.logprobs_TK[chunk])
 
     def kl(self, student_TV: Tensor) -> Tensor:
         return topk_kl(self.ids_TK, self.logprobs_TK, student_TV)
@@ -90,13 +90,13 @@ class CachedTeacher:
     def __init__(self, head: FrozenHead) -> None:
         self.head = head
 
-    def __call__(self, rows: Sequence[Row]) -> HiddenStatesView:
+    def __call__(self, rows: Sequence[Row]) -> FullDistribution:
         """The states of each row's sample.
 
         Raises:
             UserError: if a sample has none.
         """
-        return HiddenStatesView(torch.cat([_stored_states(row) for row in rows]), self.head)
+        return FullDistribution(torch.cat([_stored_states(row) for row in rows]), self.head)
 
 
 class ResidentTeacher:
@@ -119,7 +119,7 @@ class ResidentTeacher:
         self.base_states = base_states
         self.alignment = alignment
 
-    def __call__(self, rows: Sequence[Row]) -> HiddenStatesView:
+    def __call__(self, rows: Sequence[Row]) -> FullDistribution:
         # Rows of an example differ in the student's prompt; on-policy, also in their responses. The teacher's prompt is
         # the same.
         row_of = {_response_key(row): row for row in rows}
@@ -131,7 +131,7 @@ class ResidentTeacher:
         states = hidden_TH.split([len(response) for response in responses])
         states_of = dict(zip(row_of, states, strict=True))
         by_row = [states_of[_response_key(row)] for row in rows]
-        return HiddenStatesView(torch.cat(by_row), self.head)
+        return FullDistribution(torch.cat(by_row), self.head)
 
 
 class TopKTeacher:
@@ -140,13 +140,13 @@ class TopKTeacher:
     def __init__(self, k: int) -> None:
         self.k = k
 
-    def __call__(self, rows: Sequence[Row]) -> TopKView:
+    def __call__(self, rows: Sequence[Row]) -> TopKDistribution:
         """`RowBuilder` has cut each response to the positions that have log-probabilities."""
         ids: list[Any] = [row.sample.top_ids for row in rows]
         logprobs: list[Any] = [row.sample.top_logprobs for row in rows]
         ids_TK = torch.from_numpy(np.concatenate(ids)).view(-1, self.k)
         logprobs_TK = torch.from_numpy(np.concatenate(logprobs)).view(-1, self.k)
-        return TopKView(ids_TK, logprobs_TK)
+        return TopKDistribution(ids_TK, logprobs_TK)
 
 
 def build_teacher(
@@ -157,7 +157,7 @@ def build_teacher(
     Args:
         study: model and method.
         base_states: computes the base model's hidden states for a batch; only a resident teacher calls it.
-        device: of the student.
+        device: the student's device.
     """
     method = study.method
     if method.teacher == "none":

@@ -44,8 +44,8 @@ def view_of(rows: Sequence[Row], batch: ResponseBatch, kind: Kind, *, seed: int,
     else:
         view_S = torch.where(position_S >= start_B[token_row_S], shifted_S, position_S)
     # Before the skip nothing has changed, so there is nothing to compare.
-    counts_T = position_S[batch.logit_index_T] >= start_B[batch.row_T]
-    return PositionView(view_S, counts_T)
+    is_shifted_T = position_S[batch.logit_index_T] >= start_B[batch.row_T]
+    return PositionView(view_S, is_shifted_T)
 
 
 def _draw(row: Row, kind: Kind, seed: int, epoch: int) -> tuple[int, int, int]:

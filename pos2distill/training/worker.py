@@ -6,25 +6,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pyarrow as pa
-
 from pos2distill.config import fingerprint
 from pos2distill.errors import UserError
 from pos2distill.faults import disk_is_full
 from pos2distill.models.files import copy_generation_config
 from pos2distill.models.load import load_tokenizer
 from pos2distill.models.prompts import load_prompt_builder
-from pos2distill.records import sample_ids
+from pos2distill.records import sample_id_array
 from pos2distill.scratch import user_folder
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.checkpoint_layout import ADAPTER_FOLDER, MODEL_FOLDER, STATE_FOLDER
-from pos2distill.store.outages import once_storage_answers
+from pos2distill.store.retry import retry_while_unreachable
 from pos2distill.store.samples import SampleStore
 from pos2distill.training.checkpointer import Checkpointer
 from pos2distill.training.job import TrainingJob, TrainingOutcome
-from pos2distill.training.loader import BatchLoader, TrainingProgress
+from pos2distill.training.loader import BatchLoader
 from pos2distill.training.loop import Trainer
 from pos2distill.training.memory import explain_memory_of_model
+from pos2distill.training.progress import TrainingProgress
 from pos2distill.training.rows import RowBuilder
 from pos2distill.training.session import WorkerSession
 from pos2distill.training.step_log import StepLog
@@ -44,8 +43,8 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> TrainingOutcome:
     """
     study, trainers = job.study, job.runtime.trainers
     scratch = empty_scratch(job, session)
-    examples = job.examples.read_table(job.examples_file, ["example_id"])["example_id"].to_pylist()
-    ids = pa.array(sample_ids(examples, study.method.responses_per_example), pa.string())
+    example_ids = job.examples.read_table(job.examples_file, ["example_id"])["example_id"].combine_chunks()
+    ids = sample_id_array(example_ids, study.method.responses_per_example)
     with explain_memory_of_model(study, trainers):
         strategy = build_strategy(study, trainers, session.device, job.student_start)
         teacher = build_teacher(study, strategy.base_states, session.device)
@@ -143,5 +142,5 @@ def _artifact_folder(artifact: Artifact, name: str, session: WorkerSession, scra
         shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed while it saved
     yield folder
     if write and not artifact.is_local:
-        once_storage_answers(lambda: artifact.upload(folder, name), session.warn)
+        retry_while_unreachable(lambda: artifact.upload(folder, name), session.warn)
         shutil.rmtree(folder)

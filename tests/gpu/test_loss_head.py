@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pos2distill.losses.kl import forward_kl
-from pos2distill.models.loss_head import LossHead, float32_product
+from pos2distill.models.loss_head import LossHead, float32_logits
 
 TOKENS, VOCABULARY, SIZE = 300, 128_000, 256
 REPORT = Path(__file__).parents[2] / "benchmarks" / "precision" / "precision_cpu.json"
@@ -45,7 +45,7 @@ def test_loss_head_in_bfloat16_on_a_gpu_is_exact_up_to_its_inputs() -> None:
     head, states_TH = LossHead(lm_head), student_TH.clone().requires_grad_()
     kl_T = head(
         states_TH,
-        token_losses=lambda product, chunk: forward_kl(float32_product(teacher_TH[chunk], teacher_VH), product),
+        token_losses=lambda logits_tV, chunk: forward_kl(float32_logits(teacher_TH[chunk], teacher_VH), logits_tV),
     )
     kl_T.sum().backward()
     exact_TH, exact_VH = (each.double().requires_grad_() for each in (student_TH, student_VH))

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from pipelines.commands import run_distill, run_study
 from pipelines.plan import Plan, Round, make_plan
 from pipelines.progress_tracker import ProgressTracker
 from pipelines.stages.distill import read_steps
@@ -23,6 +22,7 @@ from pos2distill.store.checkpoint_layout import MODEL_FOLDER
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.permutations import teacher_slots, trivial_slots
 from pos2distill.tasks.prompts import PromptBuilder
+from tests.support.commands import run_distill, run_study
 from tests.support.engines import hf_engine
 
 pytestmark = pytest.mark.xdist_group("compute")
@@ -78,7 +78,7 @@ def expected_responses(student: ModelSection, example: Example, recipe: Recipe) 
     builder = PromptBuilder(load_tokenizer(study.model), study.data.prompt, max_length=512, reserve=0)
     engine = hf_engine(student)
     answers = []
-    for slots in (study.advantageous(1), *trivial_slots(study, example)):
+    for slots in (study.fixed_advantageous_slots(1), *trivial_slots(study, example)):
         prompt = builder(example, study.data.documents, slots)
         params = SamplingParams(0.0, 1.0, study.sampling.max_new_tokens, (4,))
         (result,) = engine._generate([prompt], params, [0])
@@ -120,7 +120,7 @@ def test_run_distill_on_policy_teaches_the_students_own_answers(
             slots = teacher_slots(recipe.study, example)
             shown = build(example, recipe.study.data.documents, slots)
             assert sample["prompt_ids"] == shown.tolist()
-            assert (slots == recipe.study.advantageous(1)) or teacher_slot == "random"
+            assert (slots == recipe.study.fixed_advantageous_slots(1)) or teacher_slot == "random"
             teachers_slots.add(slots)
             taught = logits_of(frozen, shown, sample["response_ids"])
             own = logits_of(student, prompt, sample["response_ids"])
@@ -157,10 +157,10 @@ def test_run_distill_r1_with_a_teacher_at_a_random_slot(on_policy: Make, teacher
         shown = build(example, study.data.documents, slots)
         assert sample["prompt_ids"] == shown.tolist()
         taught = logits_of(study.model, shown, sample["response_ids"])
-        for own_slots in (study.advantageous(1), *trivial_slots(study, example)):
+        for own_slots in (study.fixed_advantageous_slots(1), *trivial_slots(study, example)):
             prompt = build(example, study.data.documents, own_slots)
             own = logits_of(study.model, prompt, sample["response_ids"])
-            losses[own_slots == study.advantageous(1)].append(float(forward_kl(taught, own).mean()))
+            losses[own_slots == study.fixed_advantageous_slots(1)].append(float(forward_kl(taught, own).mean()))
     assert len(teachers_slots) > 1
     assert step["rows"] == EXAMPLES * (K + 1)
     assert step["loss_anchor"] == pytest.approx(sum(losses[True]) / EXAMPLES, abs=1e-4)
@@ -182,7 +182,7 @@ def test_run_distill_on_policy_without_anchors_samples_none(on_policy: Make, k: 
         (step,) = read_steps(only.distill.artifact)
         assert (step["loss_anchor"] is None) == (weight == 0)
         assert step["rows"] == sum(sample["outcome"] == "kept" for sample in samples)
-    advantageous = recipe.study.advantageous(1)
+    advantageous = recipe.study.fixed_advantageous_slots(1)
     assert slots_of[0.0] == {(name, slots) for name, slots in slots_of[1.0] if slots != advantageous}
 
 
@@ -251,15 +251,15 @@ def test_make_plan_rounds_begin_where_the_last_one_ended(on_policy: Make) -> Non
     first, second = plan.rounds
     assert "student" not in {**first.sample.inputs, **first.distill.inputs}
     assert second.sample.inputs["student"] == second.distill.inputs["student"] == first.distill.output()
-    assert (plan.sample, plan.distill) == (first.sample, second.distill)
+    assert (plan.first_sample, plan.distill) == (first.sample, second.distill)
     assert plan.evaluate_distilled.inputs["checkpoint"] == second.distill.output()
     # One more round keeps the rounds before it.
     longer: Plan = make_plan(three)
     assert [stage.fingerprint for stage in longer.stages[:-3]] == [stage.fingerprint for stage in plan.stages[:-1]]
-    assert [stage.name for stage in longer.training_stages] == [
+    assert [stage.name for stage in longer.stages_for_distill] == [
         *("prepare", "sample", "distill", "sample 2", "distill 2", "sample 3", "distill 3")
     ]
-    assert [stage.name for stage in longer.sampling_stages] == ["prepare", "sample"]
+    assert [stage.name for stage in longer.stages_for_sample] == ["prepare", "sample"]
 
 
 @pytest.mark.slow

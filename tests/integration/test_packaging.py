@@ -16,7 +16,7 @@ from transformers import LlamaConfig
 
 import pos2distill
 from pos2distill.config import ModelSection
-from pos2distill.config.load import recipe_names
+from pos2distill.config.read import recipe_names
 from pos2distill.sampling.engines.protocol import Completion, SamplingParams
 from tests.support.engines import hf_engine
 from tests.support.models import POSITIONAL, build_model, draw_tokens

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from ray.job_submission import JobStatus, JobSubmissionClient
 
-from pos2distill.placement import JOB_DASHBOARD_VARIABLE, NOT_RETRIED, RAY_VARIABLES
+from pos2distill.node_pools import JOB_DASHBOARD_VARIABLE, NOT_RETRIED, RAY_VARIABLES
 from tests.support.heads import Head, clean_environment, ray_head
 from tests.support.paths import PROJECT
 

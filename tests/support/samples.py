@@ -70,7 +70,8 @@ def answered_source(study: Study) -> Source:
     examples = list(load_split(study.data, documents=study.data.documents, seed=study.seed).train)
     # As if all of them were kept, so no further ones were needed.
     examples = examples[: study.data.train_examples]
-    prompts = [build(example, study.data.documents, study.advantageous(len(example.golds))) for example in examples]
+    slots = [study.fixed_advantageous_slots(len(example.golds)) for example in examples]
+    prompts = [build(example, study.data.documents, each) for example, each in zip(examples, slots, strict=True)]
     # Responses of different lengths, so that a mean over tokens differs from a mean over rows.
     texts = [example.answers[0] + "!" * (index % 3) for index, example in enumerate(examples)]
     end = end_of_turn_id(tokenizer)
@@ -83,14 +84,16 @@ def answered_source(study: Study) -> Source:
             "example_id": example.example_id,
             "sample_id": example.example_id,
             "example": asdict(example),
-            "slots": study.advantageous(len(example.golds)),
+            "slots": gold_slots,
             "prompt_ids": prompt,
             "response_ids": response,
             "outcome": "kept",
             "hidden": hidden_to_bytes(hidden_TH),
             "hidden_dtype": study.model.dtype,
         }
-        for example, prompt, response, hidden_TH in zip(examples, prompts, responses, states, strict=True)
+        for example, gold_slots, prompt, response, hidden_TH in zip(
+            examples, slots, prompts, responses, states, strict=True
+        )
     ]
     if k := study.method.teacher_topk:
         head = FrozenHead.from_checkpoint(study.model, torch_dtype(study.model.dtype))

@@ -1,5 +1,8 @@
 from dataclasses import replace
 
+import pyarrow as pa
+import pytest
+
 from pos2distill.records import (
     EXAMPLE_SCHEMA,
     PREDICTION_SCHEMA,
@@ -9,6 +12,7 @@ from pos2distill.records import (
     Document,
     Example,
     example_from_row,
+    sample_id_array,
     sample_ids,
 )
 from tests.support.tables import examples_to_table
@@ -50,3 +54,11 @@ def test_schemas_have_a_version() -> None:
 def test_sample_ids_name_several_samples_of_an_example() -> None:
     assert sample_ids(["a", "b"], 1) == ["a", "b"]
     assert sample_ids(["a", "b@1"], 2) == ["a@0", "a@1", "b@1@0", "b@1@1"]
+
+
+@pytest.mark.parametrize("per_example", [1, 2])
+def test_sample_id_array_has_the_sample_ids(per_example: int) -> None:
+    ids = sample_id_array(pa.array(["a", "b"]), per_example)
+    assert ids.type == pa.string()
+    assert ids.to_pylist() == sample_ids(["a", "b"], per_example)
+    assert len(sample_id_array(pa.array([], pa.string()), per_example)) == 0

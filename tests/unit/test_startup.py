@@ -12,7 +12,7 @@ import pytest
 
 from pipelines.cli import command_line
 from pos2distill import startup
-from pos2distill.startup import be_program, is_interrupt, silent_interrupts
+from pos2distill.startup import is_interrupt, mark_as_cli_process, silent_interrupts
 from tests.support.paths import PROJECT
 
 # Sends the signal when a package is about to be imported, and prints that it did.
@@ -83,8 +83,8 @@ def test_an_interrupt_after_a_delay_ends_in_one_line_at_most(delay: float) -> No
 @pytest.fixture
 def program(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process is the program."""
-    monkeypatch.setattr(startup, "_program", [])
-    be_program()
+    monkeypatch.setattr(startup, "_cli_process", [])
+    mark_as_cli_process()
 
 
 @pytest.mark.usefixtures("program")

@@ -28,8 +28,8 @@ def resolve_scales(scales: Sequence[float], config: Any, shown: str) -> tuple[fl
     """The scale of every layer; empty if positions are not scaled.
 
     Args:
-        scales: of the study, which replace those of the config: one for each layer, or a single one for all.
-        config: of the model. shown: its name in messages.
+        scales: the study's scales, which replace those of the config: one for each layer, or a single one for all.
+        config: the model's config. shown: the model's name in messages.
     Raises:
         UserError: if the number of scales is not that of the layers.
     """

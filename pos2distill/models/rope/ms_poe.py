@@ -87,7 +87,8 @@ def choose_scales(attention_BGNS: Tensor, attended_BS: Tensor, settings: MsPoeSe
     over its N heads. The group with the highest score gets the smallest scale. The first of equal scores comes first.
 
     Args:
-        attention_BGNS: of the last token, with unrotated queries and keys. attended_BS: without padding.
+        attention_BGNS: the attention of the last token, with unrotated queries and keys.
+        attended_BS: which keys are not padding.
     """
     keys_B111 = attended_BS.sum(1)[:, None, None, None]
     is_outlier_BGNS = attention_BGNS > _OUTLIER / keys_B111

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pos2distill.models.packing import ResponseBatch
 from pos2distill.training.student import Student
-from pos2distill.training.teachers import TeacherView
+from pos2distill.training.teachers import TeacherDistribution
 
 
 class Strategy(Protocol):
@@ -19,7 +19,7 @@ class Strategy(Protocol):
 
     student: Student
 
-    def forward(self, batch: ResponseBatch, teacher: TeacherView | None) -> Tensor:
+    def forward(self, batch: ResponseBatch, teacher: TeacherDistribution | None) -> Tensor:
         """Row losses (B,) in nats; with a graph unless under `torch.no_grad`."""
 
     def backward(self, loss: Tensor, *, last: bool) -> None:

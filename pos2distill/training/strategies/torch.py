@@ -12,7 +12,7 @@ from pos2distill.models.load import load_model, torch_dtype, weight_dtypes
 from pos2distill.models.packing import ResponseBatch
 from pos2distill.training.state import KINDS, StoredState, init_optimizer_state, write_state
 from pos2distill.training.student import Student, needs_base_copy, plain_weights, prepare_for_training, trainable
-from pos2distill.training.teachers import TeacherView
+from pos2distill.training.teachers import TeacherDistribution
 
 
 class TorchStrategy:
@@ -54,7 +54,7 @@ class TorchStrategy:
         if needs_base_copy(study, student_start):
             self.base = load_model(study.model, device=device, packed=True)
 
-    def forward(self, batch: ResponseBatch, teacher: TeacherView | None) -> Tensor:
+    def forward(self, batch: ResponseBatch, teacher: TeacherDistribution | None) -> Tensor:
         if teacher is not None:
             teacher = teacher.to(self.device)
         with self.autocast:

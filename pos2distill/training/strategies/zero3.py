@@ -21,7 +21,7 @@ from pos2distill.models.load import load_model, non_persistent_buffers, torch_dt
 from pos2distill.models.packing import ResponseBatch
 from pos2distill.training.state import KINDS, StoredState, init_optimizer_state, write_state
 from pos2distill.training.student import Student, needs_base_copy, plain_weights, prepare_for_training, trainable
-from pos2distill.training.teachers import TeacherView
+from pos2distill.training.teachers import TeacherDistribution
 
 
 class Zero3Strategy:
@@ -58,7 +58,7 @@ class Zero3Strategy:
             without_optimizer = {key: value for key, value in config.items() if key != "optimizer"}
             self.base, *_ = deepspeed.initialize(model=_HiddenStatesModule(base_lm), config=without_optimizer)
 
-    def forward(self, batch: ResponseBatch, teacher: TeacherView | None) -> Tensor:
+    def forward(self, batch: ResponseBatch, teacher: TeacherDistribution | None) -> Tensor:
         if teacher is not None:
             teacher = teacher.to(self.device)
         loss_B: Tensor = self.engine(batch.to(self.device), teacher)

@@ -10,6 +10,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cluster.job_command import load_job
 from cluster.render import render
 from cluster.spec import PRESETS, ClusterSpec, load_cluster
 from cluster.spec_warnings import spec_warnings
@@ -45,6 +46,7 @@ VALUES = st.recursive(
 )
 MANIFESTS = [manifest for name in ("onprem", "eks") for manifest in load_manifests(RENDERED / f"{name}.yaml") or []]
 SPEC = yaml.safe_load((PRESETS / "gke.yaml").read_text())
+JOB = load_job("nq_mistral_7b", ["data.path=gs://b/x", "runtime.trainers.workers=8"])
 
 
 def replace_somewhere(data: st.DataObject, root: Any, value: Any) -> Any:
@@ -77,11 +79,11 @@ def test_check_never_fails_on_a_manifest(data: st.DataObject, value: Any) -> Non
 def test_render_never_fails_on_a_spec(tmp_path: Path, data: st.DataObject, value: Any) -> None:
     path = tmp_path / "spec.yaml"
     path.write_text(yaml.safe_dump(replace_somewhere(data, SPEC, value), allow_unicode=True))
-    for recipe, overrides in ((None, []), ("nq_mistral_7b", ["data.path=gs://b/x", "runtime.trainers.workers=8"])):
+    for job in (None, JOB):
         with contextlib.suppress(UserError):
             spec = load_cluster(str(path))
-            check(render(spec, recipe, overrides))
-            spec_warnings(spec, recipe, overrides)
+            check(render(spec, job))
+            spec_warnings(spec, job)
 
 
 # A value at each field of the spec, since a random path rarely meets the field that a value breaks.
@@ -91,7 +93,7 @@ def test_render_never_fails_on_a_spec(tmp_path: Path, data: st.DataObject, value
 @pytest.mark.parametrize("field", list(dotted_names(ClusterSpec)))
 def test_render_never_fails_on_a_field_of_a_spec(field: str, value: str) -> None:
     with contextlib.suppress(UserError):
-        check(render(load_cluster("gke", [f"{field}={value}"]), "nq_mistral_7b", ["data.path=gs://b/x"]))
+        check(render(load_cluster("gke", [f"{field}={value}"]), load_job("nq_mistral_7b", ["data.path=gs://b/x"])))
 
 
 SNIPPETS = (

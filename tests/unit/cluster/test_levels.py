@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.job_command import load_job
 from cluster.render import render
 from cluster.rules import manifest as rules
 from cluster.rules.fields import Fields, Rule
@@ -23,7 +24,7 @@ EXAMPLE = re.compile(r"^\| `(error|policy|warning)` \| ([^|]+) \| `([^|]+)` \|$"
 @pytest.fixture(scope="module")
 def faulty() -> list[tuple[Level, KubeManifest]]:
     """Every manifest with one fault, and the level that it is reported at."""
-    manifests = render(load_cluster("eks"), "nq_llama3_8b", ["data.path=s3://bucket/nq.jsonl.gz", WORKERS])
+    manifests = render(load_cluster("eks"), load_job("nq_llama3_8b", ["data.path=s3://bucket/nq.jsonl.gz", WORKERS]))
     job = manifests[-1]
     foreign = changed(job, "metadata.labels", {})
     cases = [

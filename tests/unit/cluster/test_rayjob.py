@@ -14,12 +14,13 @@ import pytest
 import yaml
 
 from cluster import rayjob
+from cluster.job_command import load_job
 from cluster.render import render
 from cluster.spec import load_cluster
 from pipelines.cli import command_line
-from pos2distill.config.load import RECIPES
+from pos2distill.config.read import RECIPES
 from pos2distill.errors import UserError
-from pos2distill.placement import DEADLINE_PASSED, GATE_FAILED, NOT_RETRIED, RAY_VARIABLES
+from pos2distill.node_pools import DEADLINE_PASSED, GATE_FAILED, NOT_RETRIED, RAY_VARIABLES
 from scripts.render_presets import PRESETS, RENDERED
 from tests.support.paths import PROJECT
 
@@ -219,7 +220,7 @@ def test_delete_selects_every_kind_that_is_rendered(tmp_path: Path) -> None:
     mine.write_text((RECIPES / "nq_mistral_7b.yaml").read_text())
     spec = load_cluster("gke", ["network.metrics_namespace=monitoring", "network.pod_monitor={release: prometheus}"])
     kinds = {"raycluster"}
-    for manifest in render(spec, str(mine), WORDS[2:]):
+    for manifest in render(spec, load_job(str(mine), WORDS[2:])):
         kinds.add(manifest["kind"].lower())
         assert LABELS.items() <= manifest["metadata"]["labels"].items()
     assert kinds == {*rayjob._RENDERED_KINDS, "podmonitor"}

@@ -8,13 +8,15 @@ import pytest
 import yaml
 
 from cluster.entrypoint import make_entrypoint
+from cluster.job_command import load_job
 from cluster.recipe_file import MAX_JSON_BYTES, own_recipe
 from cluster.render import render, to_yaml
 from cluster.spec import load_cluster
 from cluster.types import KubeManifest
 from cluster.validate import check
 from pipelines.cli import command_line
-from pos2distill.config.load import RECIPES, load_recipe
+from pos2distill.config.load import load_recipe
+from pos2distill.config.read import RECIPES
 from pos2distill.errors import UserError
 from tests.support.paths import PROJECT
 
@@ -45,7 +47,7 @@ def pods_with_the_map(job: KubeManifest, name: str) -> list[KubeManifest]:
 
 
 def test_render_mounts_the_users_recipe_in_the_head_alone(mine: Path, tmp_path: Path) -> None:
-    manifests = render(load_cluster("kind"), str(mine), ["training.epochs=1"])
+    manifests = render(load_cluster("kind"), load_job(str(mine), ["training.epochs=1"]))
     assert check(manifests) == []
     (name,) = recipe_map(manifests)["data"]
     job = manifests[-1]
@@ -64,13 +66,13 @@ def test_render_mounts_the_users_recipe_in_the_head_alone(mine: Path, tmp_path: 
 
 
 def test_render_of_a_recipe_of_the_project_has_no_config_map(mine: Path) -> None:
-    by_name = render(load_cluster("kind"), "quickstart")
+    by_name = render(load_cluster("kind"), load_job("quickstart"))
     assert not any(manifest["kind"] == "ConfigMap" for manifest in by_name)
     assert "recipe" not in {
         volume["name"]
         for volume in by_name[-1]["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["volumes"]
     }
-    assert render(load_cluster("kind"), "pipelines/recipes/quickstart.yaml") == by_name
+    assert render(load_cluster("kind"), load_job("pipelines/recipes/quickstart.yaml")) == by_name
 
 
 def test_render_gives_the_map_of_another_recipe_another_name(mine: Path) -> None:
@@ -78,7 +80,7 @@ def test_render_gives_the_map_of_another_recipe_another_name(mine: Path) -> None
     names = set()
     for text in (mine.read_text(), mine.read_text() + "# changed\n"):
         mine.write_text(text)
-        manifests = render(load_cluster("kind"), str(mine))
+        manifests = render(load_cluster("kind"), load_job(str(mine)))
         names.add(recipe_map(manifests)["metadata"]["name"])
         assert recipe_map(manifests)["metadata"]["labels"] == load_cluster("kind").labels  # `delete` selects by them
     assert len(names) == 2
@@ -90,16 +92,16 @@ def test_make_entrypoint_names_a_built_in_recipe_by_its_name(tmp_path: Path) -> 
     link = tmp_path / "mine.yaml"
     link.symlink_to(RECIPES / "quickstart.yaml")
     spec = load_cluster("kind")
-    assert make_entrypoint(spec, str(link)) == make_entrypoint(spec, "quickstart")
+    assert make_entrypoint(spec, load_job(str(link))) == make_entrypoint(spec, load_job("quickstart"))
 
 
 def test_make_entrypoint_changes_with_the_content_of_the_recipe(mine: Path) -> None:
     """So that a running job of an earlier content is not followed."""
     spec = load_cluster("kind")
-    first = make_entrypoint(spec, str(mine))
-    assert make_entrypoint(spec, str(mine)) == first
+    first = make_entrypoint(spec, load_job(str(mine)))
+    assert make_entrypoint(spec, load_job(str(mine))) == first
     mine.write_text(f"{mine.read_text()}# changed\n")
-    assert make_entrypoint(spec, str(mine)) != first
+    assert make_entrypoint(spec, load_job(str(mine))) != first
 
 
 @pytest.mark.parametrize(("line", "fits"), [("# plain\n", True), ('# "<>&"\n', False)])
@@ -163,11 +165,11 @@ def test_make_entrypoint_reads_paths_as_the_job_does(mine: Path, monkeypatch: py
     monkeypatch.chdir(PROJECT / "examples" / "toy")
     spec = load_cluster("kind", ["model_billions=0.001"])
     assert command_line.main(["cluster", "render", "kind", str(mine), "data.path=data.jsonl.gz"]) == 2
-    assert make_entrypoint(spec, str(mine), ["data.path=examples/toy/data.jsonl.gz"])
+    assert make_entrypoint(spec, load_job(str(mine), ["data.path=examples/toy/data.jsonl.gz"]))
 
 
 def test_validate_checks_the_config_map(mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    manifests = render(load_cluster("kind"), str(mine))
+    manifests = render(load_cluster("kind"), load_job(str(mine)))
     recipe_map(manifests)["dta"] = {"a": 1}
     recipe_map(manifests)["data"]["b"] = 1
     path = tmp_path / "manifests.yaml"

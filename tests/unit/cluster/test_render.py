@@ -3,12 +3,13 @@ import importlib.util
 import pytest
 import yaml
 
+from cluster.job_command import load_job
 from cluster.nodes import quantity_bytes
 from cluster.render import render, to_yaml
 from cluster.spec import load_cluster
 from cluster.types import KubeManifest
 from cluster.validate import check
-from pos2distill.placement import RAY_VARIABLES, SAMPLING, TRAINING
+from pos2distill.node_pools import RAY_VARIABLES, SAMPLING, TRAINING
 from scripts.render_presets import PRESETS, RENDERED, rendered
 
 DATA = "data.path=gs://bucket/nq.jsonl.gz"
@@ -20,7 +21,8 @@ def kinds(manifests: list[KubeManifest]) -> dict[str, KubeManifest]:
 
 @pytest.fixture
 def cluster() -> KubeManifest:
-    spec: KubeManifest = kinds(render(load_cluster("gke"), "nq_mistral_7b", [DATA]))["RayJob"]["spec"]["rayClusterSpec"]
+    manifests = render(load_cluster("gke"), load_job("nq_mistral_7b", [DATA]))
+    spec: KubeManifest = kinds(manifests)["RayJob"]["spec"]["rayClusterSpec"]
     return spec
 
 
@@ -39,7 +41,7 @@ def test_render_presets_have_no_other_files() -> None:
 
 
 def test_to_yaml_reads_back_and_has_no_anchors() -> None:
-    manifests = render(load_cluster("gke"), "nq_mistral_7b", [DATA])
+    manifests = render(load_cluster("gke"), load_job("nq_mistral_7b", [DATA]))
     text = to_yaml(manifests)
     assert list(yaml.safe_load_all(text)) == manifests
     assert "&id" not in text
@@ -66,7 +68,8 @@ def test_cluster_spec_sets_labels_and_resources_of_the_pools(cluster: KubeManife
 
 
 def test_cluster_spec_without_gpus_has_both_pools() -> None:
-    sampling, training = render(load_cluster("kind"), "quickstart")[-1]["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    cluster = render(load_cluster("kind"), load_job("quickstart"))[-1]["spec"]["rayClusterSpec"]
+    sampling, training = cluster["workerGroupSpecs"]
     assert (sampling["resources"], training["resources"]) == ({"sampler": "1"}, {"trainer": "1"})
     assert "nvidia.com/gpu" not in str((sampling, training))
 
@@ -134,7 +137,7 @@ def test_group_template_selects_spot_machines_for_sampling_only(
 
 def test_pods_without_gpus_avoid_machines_with_gpus_where_nothing_taints_these() -> None:
     """Beside the head, a training pod that asks for all CPUs of its machine would not fit."""
-    cluster = render(load_cluster("onprem"), "quickstart")[-1]["spec"]["rayClusterSpec"]
+    cluster = render(load_cluster("onprem"), load_job("quickstart"))[-1]["spec"]["rayClusterSpec"]
     head = cluster["headGroupSpec"]["template"]["spec"]
     (preferred,) = head["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     (term,) = preferred["preference"]["matchExpressions"]
@@ -149,7 +152,7 @@ def test_group_template_excludes_spot_machines_on_gke_for_training(cluster: Kube
 
 
 def test_pod_templates_restrict_rights_and_mount_writable_folders(cluster: KubeManifest) -> None:
-    job = kinds(render(load_cluster("onprem"), "quickstart"))["RayJob"]["spec"]
+    job = kinds(render(load_cluster("onprem"), load_job("quickstart")))["RayJob"]["spec"]
     for template in [*pods(cluster), *pods(job["rayClusterSpec"]), job["submitterPodTemplate"]]:
         pod = template["spec"]
         assert pod["securityContext"]["runAsNonRoot"] is True
@@ -190,7 +193,7 @@ def test_pod_templates_mount_shared_memory_and_storage() -> None:
 
 
 def test_ray_job_deletes_its_cluster_at_the_end() -> None:
-    job = kinds(render(load_cluster("gke", ["job.backoff_limit=0"]), "nq_mistral_7b", [DATA]))["RayJob"]
+    job = kinds(render(load_cluster("gke", ["job.backoff_limit=0"]), load_job("nq_mistral_7b", [DATA])))["RayJob"]
     spec = job["spec"]
     assert spec["shutdownAfterJobFinishes"] is True
     assert (spec["ttlSecondsAfterFinished"], spec["activeDeadlineSeconds"], spec["backoffLimit"]) == (600, 604800, 0)
@@ -198,7 +201,7 @@ def test_ray_job_deletes_its_cluster_at_the_end() -> None:
 
 
 def test_submitter_template_is_not_evicted() -> None:
-    job = render(load_cluster("gke", ["pods.priority_class=research"]), "nq_mistral_7b", [DATA])[-1]["spec"]
+    job = render(load_cluster("gke", ["pods.priority_class=research"]), load_job("nq_mistral_7b", [DATA]))[-1]["spec"]
     pod = job["submitterPodTemplate"]
     assert job["submitterConfig"] == {"backoffLimit": 6}
     (container,) = pod["spec"]["containers"]
@@ -211,7 +214,7 @@ def test_submitter_template_is_not_evicted() -> None:
 
 def test_submitter_template_keeps_what_kubernetes_would_replace() -> None:
     """Kubernetes makes $(HOME) in a command the container's variable, and $$ a dollar sign."""
-    manifests = render(load_cluster("gke"), "nq_mistral_7b", [DATA, "description=$(HOME) costs $5"])
+    manifests = render(load_cluster("gke"), load_job("nq_mistral_7b", [DATA, "description=$(HOME) costs $5"]))
     (container,) = manifests[-1]["spec"]["submitterPodTemplate"]["spec"]["containers"]
     assert "$(HOME) costs $5" in manifests[-1]["spec"]["entrypoint"]
     assert "$$(HOME) costs $$5" in container["command"][-1]
@@ -277,7 +280,7 @@ def test_disruption_budgets_cover_the_head_and_training() -> None:
 
 
 def test_render_has_references_to_secrets_only() -> None:
-    text = to_yaml(render(load_cluster("eks"), "nq_llama3_8b", [DATA, "runtime.trainers.workers=8"]))
+    text = to_yaml(render(load_cluster("eks"), load_job("nq_llama3_8b", [DATA, "runtime.trainers.workers=8"])))
     variables = [
         variable
         for pod in pods(render(load_cluster("eks"))[-1]["spec"])
@@ -292,13 +295,13 @@ def test_render_has_references_to_secrets_only() -> None:
 def test_render_ignores_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secretsecretsecretsecret")
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef0123456789abcdef01234567")
-    text = to_yaml(render(load_cluster("eks"), "nq_llama3_8b", [DATA, "runtime.trainers.workers=8"]))
+    text = to_yaml(render(load_cluster("eks"), load_job("nq_llama3_8b", [DATA, "runtime.trainers.workers=8"])))
     assert "secretsecret" not in text
     assert "0123456789abcdef" not in text
 
 
 def test_pod_templates_leave_a_lost_node_before_kuberay_gives_the_job_up() -> None:
-    job = render(load_cluster("gke"), "nq_mistral_7b", [DATA])[-1]["spec"]
+    job = render(load_cluster("gke"), load_job("nq_mistral_7b", [DATA]))[-1]["spec"]
     for template in [*pods(job["rayClusterSpec"]), job["submitterPodTemplate"]]:
         seconds = {each["key"]: each.get("tolerationSeconds") for each in template["spec"]["tolerations"]}
         assert seconds["node.kubernetes.io/not-ready"] == seconds["node.kubernetes.io/unreachable"] == 60

@@ -3,6 +3,7 @@
 import pytest
 
 from cluster.entrypoint import make_entrypoint
+from cluster.job_command import load_job
 from cluster.names import PROXIES
 from cluster.spec import load_cluster
 from pos2distill.errors import UserError
@@ -117,7 +118,7 @@ def test_load_cluster_refuses_a_closed_proxy_whatever_the_storage(variable: str)
 def test_make_entrypoint_refuses_what_no_rule_can_allow(words: list[str], message: str) -> None:
     spec = load_cluster("onprem", [rule("namespace: storage, ports: [9000]")])
     with pytest.raises(UserError) as error:
-        make_entrypoint(spec, "nq_mistral_7b", words)
+        make_entrypoint(spec, load_job("nq_mistral_7b", words))
     assert f"nq_mistral_7b: {message}" in str(error.value)
 
 
@@ -136,7 +137,7 @@ def test_make_entrypoint_refuses_what_no_rule_can_allow(words: list[str], messag
     ],
 )
 def test_make_entrypoint_accepts_what_a_rule_may_allow(overrides: list[str], words: list[str]) -> None:
-    assert make_entrypoint(load_cluster("onprem", overrides), "nq_mistral_7b", words)
+    assert make_entrypoint(load_cluster("onprem", overrides), load_job("nq_mistral_7b", words))
 
 
 @pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST", "HF_ENDPOINT"])
@@ -150,10 +151,10 @@ def test_load_cluster_refuses_an_endpoint_that_is_none_whatever_the_storage(vari
 def test_make_entrypoint_finds_the_endpoint_of_each_store() -> None:
     """The spec's own storage is on a volume, so that its endpoint matters for other URLs only."""
     spec = load_cluster("onprem", [endpoint("http://store.example.org:9000"), rule("cidr: 0.0.0.0/0")])
-    assert make_entrypoint(spec, "nq_mistral_7b", [MODEL, DATA])
+    assert make_entrypoint(spec, load_job("nq_mistral_7b", [MODEL, DATA]))
     with pytest.raises(UserError, match=r"data.path: s3://b/nq.jsonl: network.egress: no rule .* port 9000 of AWS_END"):
-        make_entrypoint(spec, "nq_mistral_7b", [MODEL, "data.path=s3://b/nq.jsonl"])
-    assert make_entrypoint(spec, "nq_mistral_7b", [MODEL, "data.path=gs://b/nq.jsonl"])
+        make_entrypoint(spec, load_job("nq_mistral_7b", [MODEL, "data.path=s3://b/nq.jsonl"]))
+    assert make_entrypoint(spec, load_job("nq_mistral_7b", [MODEL, "data.path=gs://b/nq.jsonl"]))
 
 
 def test_make_entrypoint_writes_no_results_to_files_of_a_secret() -> None:
@@ -163,4 +164,4 @@ def test_make_entrypoint_writes_no_results_to_files_of_a_secret() -> None:
         match=r"runtime.storage: /key/runs does not exist in the pods; set a URL, or a folder "
         r"below /data$",
     ):
-        make_entrypoint(spec, "quickstart", ["runtime.storage=/key/runs"])
+        make_entrypoint(spec, load_job("quickstart", ["runtime.storage=/key/runs"]))

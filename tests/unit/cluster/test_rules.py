@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from cluster.job_command import load_job
 from cluster.render import render
 from cluster.rules.fields import quantity
 from cluster.spec import load_cluster
@@ -34,7 +35,7 @@ BUCKET_OF_A_SECRET = {"name": "GCS_BUCKET", "valueFrom": {"secretKeyRef": {"name
 
 @pytest.fixture(scope="module")
 def manifests() -> list[KubeManifest]:
-    return render(load_cluster("eks"), "nq_llama3_8b", ["data.path=s3://bucket/nq.jsonl.gz", WORKERS])
+    return render(load_cluster("eks"), load_job("nq_llama3_8b", ["data.path=s3://bucket/nq.jsonl.gz", WORKERS]))
 
 
 @pytest.fixture(scope="module")

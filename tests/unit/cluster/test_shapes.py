@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.job_command import load_job
 from cluster.nodes import quantity_bytes
 from cluster.render import render
 from cluster.sections import PodsSection
@@ -41,7 +42,7 @@ SHAPES: dict[str, list[str]] = {
 
 
 def rendered(name: str) -> list[KubeManifest]:
-    return render(load_cluster("gke", SHAPES[name]), "nq_mistral_7b", [DATA])
+    return render(load_cluster("gke", SHAPES[name]), load_job("nq_mistral_7b", [DATA]))
 
 
 def groups(name: str) -> list[KubeManifest]:
@@ -74,7 +75,7 @@ def test_render_gives_the_autoscaler_of_ray_the_priorities() -> None:
 def test_make_entrypoint_counts_the_fallback_groups() -> None:
     """The recipe's 4 samplers and 2 teachers need 6 GPUs."""
     spec = load_cluster("gke", [ON_DEMAND, "sampling.max=4"])
-    assert render(spec, "nq_mistral_7b", [DATA])[-1]["kind"] == "RayJob"
+    assert render(spec, load_job("nq_mistral_7b", [DATA]))[-1]["kind"] == "RayJob"
 
 
 def test_render_of_an_elastic_job_scales_in_its_queue() -> None:
@@ -113,9 +114,9 @@ def test_render_with_a_model_cache_mounts_it_and_needs_less_disk() -> None:
 
 def test_make_entrypoint_reads_from_a_read_only_volume_and_does_not_write_to_it() -> None:
     spec = load_cluster("gke", ["pods.volumes=[{claim: data, mount: /data, read_only: true}]"])
-    assert render(spec, "nq_mistral_7b", ["data.path=/data/nq.jsonl.gz"])[-1]["kind"] == "RayJob"
+    assert render(spec, load_job("nq_mistral_7b", ["data.path=/data/nq.jsonl.gz"]))[-1]["kind"] == "RayJob"
     with pytest.raises(UserError, match=r"runtime.storage: /data/runs does not exist in the pods; set a URL"):
-        render(spec, "nq_mistral_7b", [DATA, "runtime.storage=/data/runs"])
+        render(spec, load_job("nq_mistral_7b", [DATA, "runtime.storage=/data/runs"]))
 
 
 def test_render_requests_further_resources() -> None:
@@ -236,19 +237,19 @@ def test_runtime_class_is_that_of_pods_with_gpus() -> None:
 def test_spec_warnings_of_a_grace_period_that_is_too_short_for_a_checkpoint() -> None:
     (warning,) = [
         each
-        for each in spec_warnings(load_cluster("gke", ["training.grace_s=60"]), "nq_mistral_7b", [DATA])
+        for each in spec_warnings(load_cluster("gke", ["training.grace_s=60"]), load_job("nq_mistral_7b", [DATA]))
         if each.startswith("training.grace_s")
     ]
     assert warning == (
         "training.grace_s: 60 leaves 45 s to write a checkpoint of 87 GB, so that the steps since the last one may be "
         "lost; set 102"
     )
-    warnings = spec_warnings(load_cluster("gke"), "nq_mistral_7b", [DATA])
+    warnings = spec_warnings(load_cluster("gke"), load_job("nq_mistral_7b", [DATA]))
     assert not any(each.startswith("training.grace_s") for each in warnings)
 
 
 def warnings_about(field: str, spec: list[str], *overrides: str, command: str = "study") -> list[str]:
-    warnings = spec_warnings(load_cluster("gke", spec), "nq_mistral_7b", [DATA, *overrides], command=command)
+    warnings = spec_warnings(load_cluster("gke", spec), load_job("nq_mistral_7b", [DATA, *overrides], command=command))
     return [each for each in warnings if field in each]
 
 

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.job_command import load_job
 from cluster.nodes import NodeSection, quantity_bytes
 from cluster.render import render
 from cluster.rules.pods import INSTANCE_GPUS
@@ -12,16 +13,16 @@ from cluster.sizing import (
     GPU_RESERVE,
     KNOWN_PARAMETERS,
     KNOWN_SHAPES,
-    STATE_BYTES,
     hidden_state_bytes,
     node_disks,
     sharded_bytes,
 )
 from cluster.spec import load_cluster
 from cluster.spec_warnings import spec_warnings
-from pos2distill.config.load import load_recipe, recipe_names
+from pos2distill.config.load import load_recipe
+from pos2distill.config.read import recipe_names
+from pos2distill.config.training import STATE_BYTES
 from pos2distill.errors import UserError
-from pos2distill.training.state import _VALUE_BYTES, KINDS
 
 ROOT = Path(__file__).parents[3]
 DATA = "data.path=gs://bucket/nq.jsonl.gz"
@@ -33,10 +34,6 @@ def test_machines_with_a_known_number_of_gpus_have_a_known_memory_and_the_revers
     known = {machine: [prefix for prefix in GPU_MEMORY_GB if machine.startswith(prefix)] for machine in INSTANCE_GPUS}
     assert [machine for machine, prefixes in known.items() if len(prefixes) != 1] == []
     assert {prefix for prefixes in known.values() for prefix in prefixes} == set(GPU_MEMORY_GB)
-
-
-def test_state_bytes_are_those_of_a_checkpoint() -> None:
-    assert len(KINDS) * _VALUE_BYTES == STATE_BYTES
 
 
 def test_gpu_bytes_are_those_of_zero3() -> None:
@@ -76,16 +73,16 @@ def test_spec_warnings_name_a_scratch_that_the_hidden_states_may_fill() -> None:
     spec = load_cluster("gke")
     study = load_recipe("nq_mistral_7b", [DATA]).study
     assert hidden_state_bytes(spec, study) == 300 * 100 * 4096 * 2
-    assert "scratch" not in "".join(spec_warnings(spec, "nq_mistral_7b", [DATA, EIGHT]))
+    assert "scratch" not in "".join(spec_warnings(spec, load_job("nq_mistral_7b", [DATA, EIGHT])))
     many = [DATA, EIGHT, "data.train_examples=50000", "sampling.max_new_tokens=512"]
-    lines = [line for line in spec_warnings(spec, "nq_mistral_7b", many) if ".node.scratch: " in line]
+    lines = [line for line in spec_warnings(spec, load_job("nq_mistral_7b", many)) if ".node.scratch: " in line]
     assert [line.partition(".")[0] for line in lines] == ["sampling", "training", "data"]
     assert (
         "sampling.node.scratch: 50Gi may not hold what Ray spills if training falls behind: the teacher's hidden"
         in (lines[0])
     )
     assert "are 210 GB; raise it, or set method.teacher: resident" in lines[0]
-    assert "scratch" not in "".join(spec_warnings(spec, "nq_mistral_7b", [*many, "method.teacher=resident"]))
+    assert "scratch" not in "".join(spec_warnings(spec, load_job("nq_mistral_7b", [*many, "method.teacher=resident"])))
 
 
 def test_node_disks_of_a_bucket_hold_models_and_one_checkpoint() -> None:
@@ -153,7 +150,7 @@ def test_node_disks_read_the_size_of_a_local_model(tiny_model_path: str) -> None
 
 
 def test_render_requests_the_disk_of_models_and_checkpoints() -> None:
-    cluster = render(load_cluster("gke"), "nq_mistral_7b", [DATA, EIGHT])[-1]["spec"]["rayClusterSpec"]
+    cluster = render(load_cluster("gke"), load_job("nq_mistral_7b", [DATA, EIGHT]))[-1]["spec"]["rayClusterSpec"]
     _, training, _ = cluster["workerGroupSpecs"]
     pod = training["template"]["spec"]
     disk = pod["containers"][0]["resources"]["limits"]["ephemeral-storage"]
@@ -195,7 +192,7 @@ def test_render_refuses_a_model_that_does_not_fit_in_one_line(words: list[str], 
     of_recipe = [word for word in words if word.startswith(("model.", "runtime."))]
     spec = load_cluster("gke", [word for word in words if word not in of_recipe])
     with pytest.raises(UserError) as caught:
-        render(spec, "nq_mistral_7b", [DATA, EIGHT, *of_recipe])
+        render(spec, load_job("nq_mistral_7b", [DATA, EIGHT, *of_recipe]))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -1,4 +1,3 @@
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,13 +6,13 @@ import fsspec
 import pytest
 import yaml
 
-from cluster.entrypoint import make_entrypoint, overridden_storage, storage_of_entrypoint
+from cluster.entrypoint import make_entrypoint, storage_of_entrypoint
+from cluster.job_command import load_job
 from cluster.render import render
 from cluster.sections import READABLE
 from cluster.spec import ClusterSpec, load_cluster
 from cluster.types import Level
 from cluster.validate import check
-from pos2distill.config.load import load_recipe
 from pos2distill.errors import UserError
 from tests.support.paths import PROJECT
 
@@ -373,7 +372,7 @@ def test_load_cluster_accepts_every_valid_name(load: Callable[..., ClusterSpec],
 def test_make_entrypoint_accepts_a_model_that_a_cache_may_hold(load: Callable[..., ClusterSpec]) -> None:
     volume = "pods={volumes: [{claim: m, mount: /models}], model_cache: /models/hub}"
     spec = load("storage={url: /mnt/storage/runs, claim: c}", "network.egress=[]", volume, "sampling.max=6")
-    assert make_entrypoint(spec, "nq_mistral_7b", ["data.path=/mnt/storage/x"])
+    assert make_entrypoint(spec, load_job("nq_mistral_7b", ["data.path=/mnt/storage/x"]))
 
 
 def test_load_cluster_suggests_the_nearest_name() -> None:
@@ -392,7 +391,7 @@ def test_load_cluster_names_a_missing_section(tmp_path: Path) -> None:
 
 
 def test_make_entrypoint_quotes_for_a_shell(load: Callable[..., ClusterSpec]) -> None:
-    made = make_entrypoint(load(), "quickstart", ["evaluation.slots=[0, 9]", "runtime.trainers.workers=1"])
+    made = make_entrypoint(load(), load_job("quickstart", ["evaluation.slots=[0, 9]", "runtime.trainers.workers=1"]))
     assert made == (
         "env --chdir=/opt/pos2distill POS2DISTILL_JOB_DASHBOARD=http://127.0.0.1:8265 "
         "python run.py study quickstart 'evaluation.slots=[0, 9]' "
@@ -401,26 +400,8 @@ def test_make_entrypoint_quotes_for_a_shell(load: Callable[..., ClusterSpec]) ->
 
 
 def test_make_entrypoint_keeps_the_storage_of_an_override(load: Callable[..., ClusterSpec]) -> None:
-    made = make_entrypoint(load(), "quickstart", ["runtime.storage=s3://other/run"])
+    made = make_entrypoint(load(), load_job("quickstart", ["runtime.storage=s3://other/run"]))
     assert made.endswith(" quickstart runtime.storage=s3://other/run")
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["runtime.storage=s3://b/first", "training.epochs=1", " runtime.storage = s3://b/last"],
-        ['runtime.storage="s3://b/last"'],
-        ["runtime.storage=s3://b/last # mine"],
-        ["runtime={storage: s3://b/last}"],
-    ],
-)
-def test_overridden_storage_is_that_of_the_recipe(overrides: list[str], load: Callable[..., ClusterSpec]) -> None:
-    assert overridden_storage(overrides) == load_recipe("quickstart", overrides).storage == "s3://b/last"
-    assert make_entrypoint(load(), "quickstart", overrides).endswith(shlex.join(["quickstart", *overrides]))
-
-
-def test_overridden_storage_is_none_where_no_override_sets_it() -> None:
-    assert overridden_storage(["training.epochs=1", "runtime={executor: ray}"]) is None
 
 
 @pytest.mark.parametrize(
@@ -573,7 +554,7 @@ def test_make_entrypoint_refuses_a_recipe_that_cannot_run(
     of_spec = [override.removeprefix("spec.") for override in overrides if override.startswith("spec.")]
     overrides = [each.replace("TRANSFER", str(mine)) for each in overrides if not each.startswith("spec.")]
     with pytest.raises(UserError) as caught:
-        make_entrypoint(load(*of_spec), recipe, overrides)
+        make_entrypoint(load(*of_spec), load_job(recipe, overrides))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert WORD not in str(caught.value)
@@ -599,7 +580,7 @@ def test_make_entrypoint_refuses_to_train_what_can_only_be_evaluated(
     load: Callable[..., ClusterSpec], command: str, overrides: list[str], message: str
 ) -> None:
     with pytest.raises(UserError) as caught:
-        make_entrypoint(load(), "quickstart", overrides, command=command)
+        make_entrypoint(load(), load_job("quickstart", overrides, command=command))
     assert str(caught.value).startswith(message.format(command))
 
 
@@ -613,15 +594,15 @@ def test_make_entrypoint_refuses_to_train_what_can_only_be_evaluated(
 def test_make_entrypoint_accepts_an_evaluation_of_a_server(load: Callable[..., ClusterSpec], network: str) -> None:
     """Its model is a name on the server: no path, nothing of the hub, and no disk for it."""
     spec = load(network, "model_billions=null")
-    assert " evaluate quickstart " in make_entrypoint(spec, "quickstart", SERVER, command="evaluate")
-    assert render(spec, "quickstart", SERVER, command="evaluate")
+    assert " evaluate quickstart " in make_entrypoint(spec, load_job("quickstart", SERVER, command="evaluate"))
+    assert render(spec, load_job("quickstart", SERVER, command="evaluate"))
     owned = [word.replace("gpt-x", "owner/gpt-x") for word in SERVER]
-    assert render(spec, "quickstart", owned, command="evaluate")
+    assert render(spec, load_job("quickstart", owned, command="evaluate"))
 
 
 def test_make_entrypoint_refuses_a_server_that_no_rule_allows(load: Callable[..., ClusterSpec]) -> None:
     with pytest.raises(UserError) as caught:
-        make_entrypoint(load(), "quickstart", SERVER, command="evaluate")
+        make_entrypoint(load(), load_job("quickstart", SERVER, command="evaluate"))
     assert str(caught.value).startswith(
         "quickstart: runtime.endpoint.base_url: http://10.0.20.15:8000/v1: network.egress: no rule lets the pods "
         "connect to port 8000 of 10.0.20.15; add for example"
@@ -631,7 +612,7 @@ def test_make_entrypoint_refuses_a_server_that_no_rule_allows(load: Callable[...
 def test_make_entrypoint_accepts_a_sweep_of_what_the_pods_can_open(load: Callable[..., ClusterSpec]) -> None:
     """A path of the project, as the sweep writes it, is one of the image too."""
     swept = "sweep={data.path: [examples/toy/data.jsonl.gz, s3://b/x]}"
-    assert swept.partition("=")[0] in make_entrypoint(load(), "quickstart", [swept])
+    assert swept.partition("=")[0] in make_entrypoint(load(), load_job("quickstart", [swept]))
 
 
 @pytest.mark.parametrize(
@@ -649,19 +630,19 @@ def test_make_entrypoint_compares_pools_of_any_size(
 ) -> None:
     spec = load("sampling.node.cpus=1")
     if message is None:
-        assert make_entrypoint(spec, "quickstart", overrides)
+        assert make_entrypoint(spec, load_job("quickstart", overrides))
     else:
         with pytest.raises(UserError, match=message):
-            make_entrypoint(spec, "quickstart", overrides)
+            make_entrypoint(spec, load_job("quickstart", overrides))
 
 
 def test_make_entrypoint_leaves_room_for_data_tasks() -> None:
     """Samplers and teachers that fill all nodes would wait for tasks that find no room."""
-    pools = ["runtime.samplers={max: 1, cpus: 1}", "runtime.teachers={max: 1, cpus: 1}"]
+    job = load_job("quickstart", ["runtime.samplers={max: 1, cpus: 1}", "runtime.teachers={max: 1, cpus: 1}"])
     message = r"samplers, teachers and a task that reads and stores data need 2.5 CPUs, but sampling has at most 2; "
     with pytest.raises(UserError, match=message):
-        make_entrypoint(load_cluster("kind", ["sampling.node.cpus=2", "sampling.max=1"]), "quickstart", pools)
-    assert make_entrypoint(load_cluster("kind", ["sampling.node.cpus=2.5", "sampling.max=1"]), "quickstart", pools)
+        make_entrypoint(load_cluster("kind", ["sampling.node.cpus=2", "sampling.max=1"]), job)
+    assert make_entrypoint(load_cluster("kind", ["sampling.node.cpus=2.5", "sampling.max=1"]), job)
 
 
 def test_make_entrypoint_divides_as_decimals() -> None:
@@ -671,12 +652,12 @@ def test_make_entrypoint_divides_as_decimals() -> None:
         data = "data={max: 1, spot: false, node: {cpus: 1, memory: 2Gi, shm: 1Gi, scratch: 1Gi}}"
         spec = load_cluster("kind", [f"sampling.node.cpus={cpus}", "training.node.cpus=2", data])
         pools = [f"runtime.samplers={{max: {samplers}, cpus: 0.1, threads: 1}}", "runtime.teachers.cpus=0"]
-        assert make_entrypoint(spec, "quickstart", pools)
+        assert make_entrypoint(spec, load_job("quickstart", pools))
         pools[0] = f"runtime.samplers={{max: {samplers + 1}, cpus: 0.1, threads: 1}}"
         with pytest.raises(UserError, match=f"{samplers + 1}, but only {samplers} fit"):
-            make_entrypoint(spec, "quickstart", pools)
+            make_entrypoint(spec, load_job("quickstart", pools))
 
 
 def test_make_entrypoint_offers_no_folder_of_the_project_as_storage(load: Callable[..., ClusterSpec]) -> None:
     with pytest.raises(UserError, match=r"runtime\.storage: .+/runs/x does not exist in the pods; set a URL$"):
-        make_entrypoint(load(), "quickstart", ["runtime.storage=runs/x"])
+        make_entrypoint(load(), load_job("quickstart", ["runtime.storage=runs/x"]))

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from cluster.command import run_cluster
+from cluster.job_command import load_job
 from cluster.render import render, to_yaml
 from cluster.schema import load_schemas
 from cluster.spec import load_cluster
@@ -31,7 +32,8 @@ RAY = f"{POD}.containers[0]"
 @pytest.fixture(scope="module")
 def job() -> KubeManifest:
     return render(
-        load_cluster("eks"), "nq_llama3_8b", ["data.path=s3://bucket/nq.jsonl.gz", "runtime.trainers.workers=8"]
+        load_cluster("eks"),
+        load_job("nq_llama3_8b", ["data.path=s3://bucket/nq.jsonl.gz", "runtime.trainers.workers=8"]),
     )[-1]
 
 

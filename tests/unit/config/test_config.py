@@ -1,3 +1,4 @@
+import copy
 import math
 import pickle
 import re
@@ -22,9 +23,11 @@ from pos2distill.config import (
     TrainingSection,
     fingerprint,
 )
-from pos2distill.config.load import load_recipe, recipe_names, sweep_cells
+from pos2distill.config.load import load_recipe, make_recipe
 from pos2distill.config.method_table import MethodName
 from pos2distill.config.paths import project_root
+from pos2distill.config.read import recipe_names
+from pos2distill.config.sweep import sweep_cells
 from pos2distill.errors import UserError
 
 MINIMAL: dict[str, Any] = {
@@ -52,8 +55,16 @@ def test_study_defaults_are_those_of_the_paper(load: Callable[..., Recipe]) -> N
     assert (training.warmup_ratio, training.min_lr_ratio, training.max_grad_norm) == (0.05, 0.1, 1.0)
     assert (training.global_batch_rows, training.epochs, training.precision) == (32, 2, "bfloat16")
     assert (study.method.k, study.method.anchor_weight, study.method.weights) == (4, 1.0, "paper")
-    assert (study.method.distractor_order, study.advantageous(1), study.sampling.temperature) == ("fixed", (0,), 0.0)
+    assert (study.method.distractor_order, study.sampling.temperature) == ("fixed", 0.0)
+    assert study.fixed_advantageous_slots(1) == (0,)
     assert (study.data.documents, study.data.train_examples) == (20, 300)
+
+
+def test_make_recipe_does_not_change_its_argument() -> None:
+    sections = copy.deepcopy(MINIMAL)
+    recipe = make_recipe(sections, ["model.path=other", "data.path=x.jsonl", "sweep.seed=[0, 1]"])
+    assert (recipe.study.model.path, recipe.storage) == ("other", str(Path("runs/small").absolute()))
+    assert sections == MINIMAL
 
 
 def test_load_recipe_accepts_every_built_in_recipe() -> None:
@@ -63,7 +74,7 @@ def test_load_recipe_accepts_every_built_in_recipe() -> None:
 
 
 def test_study_advantageous_last_depends_on_documents(load: Callable[..., Recipe]) -> None:
-    assert load("method.advantageous_slot=last", "data.documents=7").study.advantageous(1) == (6,)
+    assert load("method.advantageous_slot=last", "data.documents=7").study.fixed_advantageous_slots(1) == (6,)
 
 
 @pytest.mark.parametrize(
@@ -632,14 +643,14 @@ def test_study_advantageous_depends_on_hops(
     load: Callable[..., Recipe], slot: str, hops: int, slots: tuple[int, ...]
 ) -> None:
     recipe = load("data.format=jsonl", f"data.hops=[{hops}]", f"method.advantageous_slot={slot}")
-    assert recipe.study.advantageous(hops) == slots
+    assert recipe.study.fixed_advantageous_slots(hops) == slots
 
 
 def test_study_advantageous_auto_raises(load: Callable[..., Recipe]) -> None:
     with pytest.raises(ValueError, match="the advantageous slot is 'auto'"):
-        load("method.advantageous_slot=auto").study.advantageous(1)
+        load("method.advantageous_slot=auto").study.fixed_advantageous_slots(1)
     with pytest.raises(ValueError, match="the advantageous slot is 'random'"):
-        load("method.advantageous_slot=random").study.advantageous(1)
+        load("method.advantageous_slot=random").study.fixed_advantageous_slots(1)
 
 
 def test_study_several_numbers_of_hops_require_pairs(load: Callable[..., Recipe]) -> None:
@@ -806,7 +817,9 @@ def test_sweep_cells_keep_the_settings_of_inference_methods(load: Callable[..., 
     """But for scales, which two methods have. Within a section too."""
     recipe = load(
         "sweep={inference: [{method: none}, {method: lpes, search: {examples: 40}}, {method: ms_poe}]}",
-        *("inference.search.generations=3", "inference.ms_poe.largest=1.5", "model.engine=hf"),
+        "inference.search.generations=3",
+        "inference.ms_poe.largest=1.5",
+        "model.engine=hf",
     )
     inference = [cell.study.inference for _, cell in sweep_cells(recipe)]
     assert [(each.search.generations, each.ms_poe.largest) for each in inference] == [(3, 1.5)] * 3

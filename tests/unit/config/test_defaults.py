@@ -5,7 +5,9 @@ import pytest
 import yaml
 
 from pos2distill.config.defaults import all_settings, changed_settings, changed_study_settings
-from pos2distill.config.load import load_recipe, recipe_names, sweep_cells
+from pos2distill.config.load import load_recipe
+from pos2distill.config.read import recipe_names
+from pos2distill.config.sweep import sweep_cells
 
 
 def test_changed_settings_keep_those_of_a_chat_template() -> None:

@@ -83,7 +83,7 @@ def test_replace_section_validates_a_whole_study() -> None:
     study = Study.model_validate(ONE)
     replaced = replace_section(study, method=MethodSection(name="r1", advantageous_slot=9))
     assert type(replaced) is Study
-    assert replaced.advantageous(1) == (9,)
+    assert replaced.fixed_advantageous_slots(1) == (9,)
     assert (replaced.model, replaced.data, replaced.evaluation) == (study.model, study.data, study.evaluation)
     with pytest.raises(ValidationError, match=r"method.advantageous_slot: 10 is not one of the slots 0 to 9"):
         replace_section(study, method=MethodSection(name="r1", advantageous_slot=10))

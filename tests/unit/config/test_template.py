@@ -7,7 +7,8 @@ import yaml
 
 from pos2distill.config import Recipe
 from pos2distill.config.defaults import changed_settings
-from pos2distill.config.load import load_recipe, sweep_cells
+from pos2distill.config.load import load_recipe
+from pos2distill.config.sweep import sweep_cells
 from pos2distill.errors import UserError
 
 OWN = {"user": "{documents}\n\nQ: {question}"}

@@ -104,7 +104,7 @@ def test_gap_change_is_as_certain_as_its_formula(accuracy_S: list[float], monkey
 
 
 def test_gap_change_of_few_wrong_answers_is_wider_where_the_gap_may_be_larger() -> None:
-    """Sides as of `test_score_excess_by_hand`: 2 and 3 of 60 are wrong at one slot, before and after."""
+    """Sides as in `test_score_excess_by_hand`: 2 and 3 of 60 are wrong at one slot, before and after."""
     before, after = np.ones((60, 5)), np.ones((60, 5))
     before[:2, 4] = 0
     after[:3, 1] = 0

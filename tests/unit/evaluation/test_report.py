@@ -131,7 +131,7 @@ def to_text(html: str) -> str:
 
 
 def test_gaps_are_shown_with_interval_and_corrected(inputs: ReportInputs) -> None:
-    """A lower end above 0 that rounds to 0 is no 0."""
+    """A lower end above 0 that rounds to 0 is not shown as 0."""
     gaps = ("0.350 [0.250, 0.450], corrected 0.330", "0.100 [above 0, 0.200], corrected -0.010")
     report = replace(inputs, main=with_gaps(inputs.main))
     text = to_text(render_report(report)["index.html"].decode())

@@ -221,7 +221,7 @@ def test_expected_accuracy_by_hand() -> None:
 
 
 def test_expected_accuracy_of_one_rank_is_as_certain_as_that_slot() -> None:
-    """Other slots, which have no weight, are no further answers."""
+    """Other slots, which have no weight, do not count as further answers."""
     rows = [(name, slot, int(slot > 0 or name < "d")) for name in "abcdefgh" for slot in (0, 2, 4)]
     grid = to_grid(predictions(rows), 5)
     curve = to_curve(grid, bootstrap_samples=100, seed=0)

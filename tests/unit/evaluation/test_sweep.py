@@ -148,9 +148,16 @@ def test_render_sweep_writes_every_measure_as_csv() -> None:
     assert all((row["task"], row["setting"], row["seeds"]) == ("training task", "r1", "2") for row in rows)
     measures = {row["measure"]: [float(row[name]) for name in ("value", "low", "high")] for row in rows}
     assert list(measures) == [
-        *("mean before", "GAP before", "corrected GAP before", "connected before"),
-        *("mean after", "GAP after", "corrected GAP after", "connected after"),
-        *("difference of the means", "change of the corrected GAP"),
+        "mean before",
+        "GAP before",
+        "corrected GAP before",
+        "connected before",
+        "mean after",
+        "GAP after",
+        "corrected GAP after",
+        "connected after",
+        "difference of the means",
+        "change of the corrected GAP",
     ]
     assert measures["GAP after"] == [0.125] * 3
     assert measures["corrected GAP after"] == pytest.approx([0.1, -1.1706, 1.3706], abs=1e-4)

@@ -114,7 +114,7 @@ def test_response_hidden_states_of_packed_rows_equal_padded_ones(lm: PreTrainedM
 
 
 def with_common_beginnings() -> tuple[list[Tokens], list[Tokens]]:
-    """Rows as of one example: the later the gold document, the longer the common prefix. The last row has none."""
+    """Like rows of one example: the later the gold document, the longer the common prefix. The last row has none."""
     (documents,), (unrelated,) = draw_tokens((40,), 0), draw_tokens((11,), 3)
     prompts = [
         np.concatenate([documents[:cut], own])

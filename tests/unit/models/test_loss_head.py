@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from benchmarks.precision.precision import Case, measure
 from pos2distill.losses.kl import forward_kl
 from pos2distill.models import loss_head
-from pos2distill.models.loss_head import LossHead, float32_product
+from pos2distill.models.loss_head import LossHead, float32_logits
 
 Computed = tuple[Tensor, Tensor, Tensor]
 """Losses, and the gradients of the states and of the head."""
@@ -48,7 +48,7 @@ def ours(student_TH: Tensor, student_VH: Tensor, teacher_TH: Tensor, teacher_VH:
     head, states_TH = head_of(student_VH), student_TH.clone().requires_grad_()
     kl_T = head(
         states_TH,
-        token_losses=lambda product, chunk: forward_kl(float32_product(teacher_TH[chunk], teacher_VH), product),
+        token_losses=lambda logits_tV, chunk: forward_kl(float32_logits(teacher_TH[chunk], teacher_VH), logits_tV),
     )
     (row_weights(kl_T) * kl_T).sum().backward()
     assert states_TH.grad is not None
@@ -150,7 +150,7 @@ def test_loss_head_does_not_depend_on_chunks_and_blocks(
         else:
             loss_T = head(
                 own_TH,
-                token_losses=lambda product, chunk: F.cross_entropy(product, target_T[chunk], reduction="none"),
+                token_losses=lambda logits_tV, chunk: F.cross_entropy(logits_tV, target_T[chunk], reduction="none"),
             )
         loss_T.square().sum().backward()
         gradients = [each.grad for each in (own_TH, *head.parameters())]
@@ -164,7 +164,7 @@ def test_loss_head_does_not_depend_on_chunks_and_blocks(
 def test_loss_head_of_frozen_parameters_returns_the_gradient_of_the_states_alone() -> None:
     states_TH, weight_VH, _, _ = draw(3, 50, 12, 4, 0)
     head = head_of(weight_VH).requires_grad_(False)
-    head(states_TH.requires_grad_(), token_losses=lambda product, _: product.logsumexp(-1)).sum().backward()
+    head(states_TH.requires_grad_(), token_losses=lambda logits_tV, _: logits_tV.logsumexp(-1)).sum().backward()
     assert head.weight.grad is None
     assert states_TH.grad is not None
 
@@ -175,18 +175,18 @@ def test_loss_head_under_autocast_rounds_as_a_linear_layer_does() -> None:
     generator = torch.Generator().manual_seed(1)
     head = head_of(weight_VH.float() * (1 + 1e-3 * torch.rand(50, 12, generator=generator)))
     with torch.autocast("cpu", torch.bfloat16):
-        loss_T = head(states_TH.float(), token_losses=lambda product, _: product.logsumexp(-1))
+        loss_T = head(states_TH.float(), token_losses=lambda logits_tV, _: logits_tV.logsumexp(-1))
     rounded_VH = head.weight.detach().bfloat16().float()
-    product_TV = states_TH.float() @ rounded_VH.T
-    torch.testing.assert_close(loss_T, product_TV.logsumexp(-1), rtol=0, atol=1e-6)
+    raw_logits_TV = states_TH.float() @ rounded_VH.T
+    torch.testing.assert_close(loss_T, raw_logits_TV.logsumexp(-1), rtol=0, atol=1e-6)
     loss_T.sum().backward()
     assert head.weight.grad is not None
-    torch.testing.assert_close(head.weight.grad, product_TV.softmax(-1).T @ states_TH.float(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(head.weight.grad, raw_logits_TV.softmax(-1).T @ states_TH.float(), rtol=1e-5, atol=1e-6)
 
 
-def test_float32_product_of_bfloat16_is_that_of_the_same_numbers_in_float32() -> None:
+def test_float32_logits_of_bfloat16_are_those_of_the_same_numbers_in_float32() -> None:
     states_TH, weight_VH, _, _ = draw(3, 500, 64, 4, 0)
     with torch.autocast("cpu", torch.bfloat16):  # which would round the product
-        product_TV = float32_product(states_TH, weight_VH, weight_VH[:, 0])
+        raw_logits_TV = float32_logits(states_TH, weight_VH, weight_VH[:, 0])
     expected_TV = F.linear(states_TH.double(), weight_VH.double(), weight_VH[:, 0].double())
-    torch.testing.assert_close(product_TV.double(), expected_TV, rtol=0, atol=1e-5)
+    torch.testing.assert_close(raw_logits_TV.double(), expected_TV, rtol=0, atol=1e-5)

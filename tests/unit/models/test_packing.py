@@ -22,7 +22,7 @@ def test_collate_concatenates_prompts_and_responses_by_their_ids() -> None:
     assert batch.position_S.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 0, 1, 2, 3, 4, 5]
     assert batch.packed.start_B1.tolist() == [0, 5, 9, 15]
     assert batch.packed.start_B1.dtype == batch.packed.key_start_B1.dtype == torch.int32  # as flash-attn takes them
-    assert (batch.rows, batch.packed.longest) == (3, 6)
+    assert (batch.row_count, batch.packed.longest) == (3, 6)
 
 
 def test_collate_stores_a_shared_prefix_once() -> None:

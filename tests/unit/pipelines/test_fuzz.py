@@ -20,9 +20,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipelines.cli import command_line
-from pipelines.commands import run_evaluate, run_study
 from pos2distill.config import Recipe, Study
 from pos2distill.config.validation import dotted_names
+from tests.support.commands import run_evaluate, run_study
 from tests.support.stores import interrupt_evaluation
 
 _SECONDS = 20.0

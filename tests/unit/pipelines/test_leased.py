@@ -15,6 +15,8 @@ from pos2distill.store.lease import Lease
 class Numbers:
     """An executor whose results are numbers."""
 
+    stalled_hint = ""
+
     def __init__(self) -> None:
         self.reported: list[object] = []
 
@@ -62,7 +64,7 @@ def test_leased_executor_returns_no_result_after_the_loss(executor: Any, lease: 
     with at_the_end, executor.actors(None, None, label="numbers") as call_all:
         calls = call_all([1, 2, 3])
         assert (next(results), next(calls)) == (1, 1)
-        lease.lose("lost")
+        lease.mark_lost("lost")
         for each in (results, calls):
             with pytest.raises(TransientError, match=r"^lost$"):
                 next(each)
@@ -73,7 +75,7 @@ def test_leased_executor_does_not_end_as_finished_after_the_loss(executor: Any, 
     """What follows would publish the results."""
     results = executor.map([1], (), label="numbers")
     assert next(results) == 1
-    lease.lose("lost")
+    lease.mark_lost("lost")
     with pytest.raises(TransientError, match=r"^lost$"):
         next(results)
     with pytest.raises(TransientError, match=r"^lost$"):
@@ -82,7 +84,7 @@ def test_leased_executor_does_not_end_as_finished_after_the_loss(executor: Any, 
 
 def test_leased_executor_reports_the_loss_to_the_tracker(executor: Any, lease: Lease) -> None:
     with executor.track(None):
-        lease.lose("lost")
+        lease.mark_lost("lost")
     (error,) = executor.executor.reported
     assert isinstance(error, TransientError)
     assert str(error) == "lost"

@@ -13,7 +13,7 @@ from pipelines.executors.local import LocalSession, _EventLoop
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.errors import Terminated
-from pos2distill.store import outages
+from pos2distill.store import retry
 from pos2distill.store.artifacts import Artifact
 from tests.support.paths import ODD_NAME
 
@@ -68,7 +68,7 @@ def test_list_of_saved_states_is_written_once_the_storage_answers(
     """An outage between the state and the list of states, which names it."""
     session = object.__new__(LocalSession)  # without samples
     session.checkpoint, session.keep = make_plan(make_recipe()).distill.artifact, 1
-    monkeypatch.setattr(outages, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(retry, "_RETRY_SECONDS", 0.0)
     failures = iter([ConnectionError("no route to host")])
     write_json = Artifact.write_json
 

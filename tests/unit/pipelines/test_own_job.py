@@ -14,7 +14,7 @@ from pipelines.cli import command_line
 from pipelines.executors.ray.errors import find_fault, find_user_error
 from pipelines.jobs import own_job
 from pos2distill.errors import GateError, TransientError, UserError
-from pos2distill.placement import GATE_FAILED, JOB_DASHBOARD_VARIABLE, NOT_RETRIED
+from pos2distill.node_pools import GATE_FAILED, JOB_DASHBOARD_VARIABLE, NOT_RETRIED
 
 
 class Client:

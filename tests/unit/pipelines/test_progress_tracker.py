@@ -102,12 +102,12 @@ def test_tracker_lets_a_batch_begin_when_nothing_is_stored_for_long(monkeypatch:
 def test_tracker_counts_in_a_selection_that_cannot_be_written_to() -> None:
     """As Ray brings it to the tracker's actor."""
     spec = make_spec("sample", total=2)
-    for array in (spec.selection.known_N, spec.selection.kept_N):
+    for array in (spec.selection.sampled_N, spec.selection.kept_N):
         array.setflags(write=False)
     tracker = ProgressTracker(spec)
     tracker.count_stored(["kept", "kept"], [None, None], ["e0", "e1"])
     assert tracker.claim_needed(["e1", "e2"]) == [True, False]
-    assert not spec.selection.known_N.any()
+    assert not spec.selection.sampled_N.any()
 
 
 def test_tracker_forgets_actors_that_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,8 @@ from pipelines.plan import make_plan
 from pos2distill.config import PoolSection, Recipe
 from pos2distill.errors import MachineError, TransientError, UserError
 from pos2distill.sampling.operators import ActorOperator
-from pos2distill.store import outages
-from pos2distill.store.outages import once_storage_answers
+from pos2distill.store import retry
+from pos2distill.store.retry import retry_while_unreachable
 from pos2distill.training.distributed import DistContext
 from tests.support.paths import ODD_NAME
 
@@ -46,19 +46,19 @@ def test_restarted_workers_wait_for_a_storage_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ray Train's controller, which requests the blocks, would give up the run, as Ray Data would for actors."""
-    monkeypatch.setattr(outages, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(retry, "_RETRY_SECONDS", 0.0)
     stream = Blocks(TransientError("s3://b: cannot be used"), ConnectionResetError("reset"))
     lines: list[str] = []
-    assert once_storage_answers(stream.blocks, lines.append) == []
+    assert retry_while_unreachable(stream.blocks, lines.append) == []
     assert lines == ["reset; workers wait until the storage answers"]
     with pytest.raises(UserError, match="corrupt"):
-        once_storage_answers(Blocks(UserError("s3://b: corrupt")).blocks, lines.append)
+        retry_while_unreachable(Blocks(UserError("s3://b: corrupt")).blocks, lines.append)
     # Three calls at least: one may upload for longer than the limit, and fail then.
-    monkeypatch.setattr(outages, "_WAIT_SECONDS", -1.0)
+    monkeypatch.setattr(retry, "_WAIT_SECONDS", -1.0)
     errors = [ConnectionResetError("reset")] * 3
-    assert once_storage_answers(Blocks(*errors[:2]).blocks, lines.append) == []
+    assert retry_while_unreachable(Blocks(*errors[:2]).blocks, lines.append) == []
     with pytest.raises(ConnectionResetError):
-        once_storage_answers(Blocks(*errors).blocks, lines.append)
+        retry_while_unreachable(Blocks(*errors).blocks, lines.append)
 
 
 def test_arrow_filesystem_wraps_the_artifacts_own(make_recipe: Callable[..., Recipe]) -> None:
@@ -107,16 +107,16 @@ class FullDisk(io.FileIO):
 
 
 def test_actors_wait_for_a_storage_that_does_not_answer_while_they_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outages, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(retry, "_RETRY_SECONDS", 0.0)
     lines: list[str] = []
-    messages: Any = SimpleNamespace(warn=lines.append)
+    mailbox: Any = SimpleNamespace(warn=lines.append)
 
     def creating(error: Exception) -> Callable[[], Any]:
         return Mock(side_effect=[error, len])
 
     operator = ActorOperator("samplers", creating(TransientError("the hub is down")), PoolSection())
-    assert data._Actor(operator, messages, None).function is len
-    assert actors._Actor(creating(ConnectionResetError("reset")), messages).function is len
+    assert data._Actor(operator, mailbox, None).function is len
+    assert actors._Actor(creating(ConnectionResetError("reset")), mailbox).function is len
     assert [line.partition(";")[0] for line in lines] == ["the hub is down", "reset"]
 
 
@@ -132,7 +132,7 @@ def test_an_error_of_a_worker_keeps_its_kind(kind: type[UserError], monkeypatch:
 
     def train(workers: int) -> Any:
         monkeypatch.setattr(ray.train, "get_context", lambda: SimpleNamespace(get_world_size=lambda: workers))
-        return train_function({"job": None, "tracker": tracker, "messages": None})
+        return train_function({"job": None, "tracker": tracker, "mailbox": None})
 
     monkeypatch.setattr("pipelines.executors.ray.train.RaySession", lambda *_: None)
     monkeypatch.setattr("pos2distill.training.worker.run_worker", fail)
@@ -248,12 +248,12 @@ def upload(
 
     lines: list[str] = []
     uploaded: list[Checkpoint] = []
-    session.messages = SimpleNamespace(warn=lines.append)  # type: ignore[assignment]
+    session.mailbox = SimpleNamespace(warn=lines.append)  # type: ignore[assignment]
     folder = tmp_path / "state"
     folder.mkdir()
     (folder / "state.json").write_text("{}")
     monkeypatch.setattr(ray.train, "report", report)
-    monkeypatch.setattr(outages, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(retry, "_RETRY_SECONDS", 0.0)
     return run
 
 

@@ -29,7 +29,7 @@ def test_record_stopped_adds_to_the_seconds_of_the_manifest(stage: Any, context:
 
 
 def test_record_stopped_writes_nothing_after_the_lease_is_lost(stage: Any, context: Any) -> None:
-    context.lease.lose("another driver has it")
+    context.lease.mark_lost("another driver has it")
     record_stopped(stage, context, lambda: {"sample": 2.0})
     assert stage.artifact.fs.ls(stage.artifact.path) == []
 

@@ -14,7 +14,7 @@ from ray.job_submission import JobStatus
 from pipelines.cli import command_line
 from pipelines.jobs import submit
 from pipelines.jobs.bundle import MAX_BYTES, PROJECT, is_packed, pack, packed_files
-from pos2distill.config.load import RECIPES
+from pos2distill.config.read import RECIPES
 from pos2distill.errors import UserError
 
 SECRETS = [

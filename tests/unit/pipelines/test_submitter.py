@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from pipelines.jobs import follow, submit, submitter
-from pos2distill.placement import JOB_DEADLINE_VARIABLE
+from pos2distill.node_pools import JOB_DEADLINE_VARIABLE
 
 JOB = "nq-mistral-x7k2p"
 ENTRYPOINT = "env --chdir=/opt/pos2distill python run.py study quickstart"

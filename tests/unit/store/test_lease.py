@@ -376,23 +376,23 @@ def test_hold_lease_tells_a_process_that_outlives_it(claimed: str) -> None:
     def fail(_: TransientError) -> None:
         raise ConnectionError("a cluster that is gone")
 
-    with hold_lease(claimed, period=LIVE_PERIOD) as held, held.reported_to(fail), held.reported_to(reported.put):
+    with hold_lease(claimed, period=LIVE_PERIOD) as held, held.notify_on_loss(fail), held.notify_on_loss(reported.put):
         held.check()
         write_holder(claimed)
         assert str(reported.get(timeout=20)) == line
         with pytest.raises(TransientError) as caught:
             held.check()
         assert str(caught.value) == line
-        with pytest.raises(TransientError), held.reported_to(reported.put):
+        with pytest.raises(TransientError), held.notify_on_loss(reported.put):
             raise AssertionError("the lease was lost before")
 
 
 def test_hold_lease_reports_to_nobody_after_their_work(claimed: str) -> None:
     reported: queue.Queue[TransientError] = queue.Queue()
     with hold_lease(claimed, period=LIVE_PERIOD) as held:
-        with held.reported_to(reported.put):
+        with held.notify_on_loss(reported.put):
             pass
-        held.lose("lost")
+        held.mark_lost("lost")
     assert reported.empty()
 
 
@@ -401,7 +401,7 @@ def test_hold_lease_is_kept_until_the_work_ends_that_its_body_left_behind(claime
     started, ends = threading.Event(), threading.Event()
 
     def work(held: lease.Lease) -> None:
-        with held.working():
+        with held.hold_during():
             started.set()
             assert ends.wait(30)
 

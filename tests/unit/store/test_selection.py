@@ -38,9 +38,9 @@ def test_selection_expects_unknown_answers_to_be_kept_as_often_as_known_ones() -
 
 
 def test_selection_copies_what_it_is_given() -> None:
-    known_N = np.zeros(3, bool)
-    Selection(known_N, known_N, 1).add([0], [True])
-    assert not known_N.any()
+    sampled_N = np.zeros(3, bool)
+    Selection(sampled_N, sampled_N, 1).add([0], [True])
+    assert not sampled_N.any()
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=30), st.integers(1, 12), st.randoms(use_true_random=False))
@@ -56,7 +56,7 @@ def test_selection_is_the_same_in_any_order(kept: list[bool], wanted: int, rando
         assert certain <= selection.certain_end <= selection.end <= needed
         certain, needed = selection.certain_end, selection.end
         # Who samples one after the other never waits: the first unknown one is likely to be needed if it may be.
-        first = int(np.argmin(np.append(selection.known_N, False)))
+        first = int(np.argmin(np.append(selection.sampled_N, False)))
         assert not selection.likely_end <= first < selection.end
     assert selection.certain_end == selection.end
     assert np.flatnonzero(selection.kept_N[: selection.end]).tolist() == expected

@@ -99,7 +99,7 @@ def test_parse_answer(text: str, answer: str | None) -> None:
         ("1,914", ["1914"], True),
         ("", ["x"], False),
         ("", [""], False),
-        ("The", ["*"], False),  # nothing equals nothing, which is no answer
+        ("The", ["*"], False),  # nothing equals nothing, which is not an answer
         ("Paris", [], False),
     ],
 )

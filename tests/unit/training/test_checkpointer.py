@@ -11,8 +11,8 @@ from pos2distill.config import CheckpointsSection
 from pos2distill.training import checkpointer
 from pos2distill.training.checkpointer import Checkpointer
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.loader import TrainingProgress
 from pos2distill.training.loop import Action
+from pos2distill.training.progress import TrainingProgress
 
 
 class Session:

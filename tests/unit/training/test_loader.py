@@ -2,7 +2,6 @@ import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,8 @@ from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
 from pos2distill.training.batches import Batch
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.loader import WINDOW, BatchLoader, TrainingProgress, epoch_order
+from pos2distill.training.loader import BatchLoader
+from pos2distill.training.progress import TrainingProgress
 from tests.support.ranks import run_threads, thread_ranks
 from tests.support.tables import missing_in
 
@@ -112,32 +112,6 @@ def drain(loader: BatchLoader, progress: TrainingProgress) -> list[Batch]:
         progress.add(batch)
         batches.append(batch)
     return batches
-
-
-# --- orders
-
-
-@given(st.integers(1, 1500), st.integers(0, 5), st.integers(0, 3))
-def test_epoch_order_is_a_permutation_and_a_pure_function(samples: int, seed: int, epoch: int) -> None:
-    order = epoch_order(samples, seed, epoch)
-    assert sorted(order.tolist()) == list(range(samples))
-    assert order.tolist() == epoch_order(samples, seed, epoch).tolist()
-
-
-def test_epoch_order_shuffles_later_epochs_differently_window_by_window() -> None:
-    first, second, third = (epoch_order(4 * WINDOW, 0, epoch) for epoch in (0, 1, 2))
-    assert first.tolist() == list(range(4 * WINDOW))
-    assert second.tolist() != third.tolist()
-    assert epoch_order(4 * WINDOW, 1, 1).tolist() != second.tolist()
-    for start in range(0, 4 * WINDOW, WINDOW):
-        window = second[start : start + WINDOW]
-        assert window.max() - window.min() == WINDOW - 1  # neighbours, which are in the same parts of the store
-        assert sorted(window) != window.tolist()
-
-
-def test_epoch_order_is_pinned() -> None:
-    """Changing this value changes every training run."""
-    assert epoch_order(6, seed=0, epoch=1).tolist() == [5, 2, 3, 4, 0, 1]
 
 
 # --- from the store
@@ -334,22 +308,6 @@ def test_all_gather_tables_sends_slices_without_the_rest_of_their_table() -> Non
     sent = ranks[0].sample_group.values[1]
     assert isinstance(sent, bytes)
     assert len(sent) < 20_000
-
-
-# --- progress
-
-
-def test_training_progress_load_restores_what_save_wrote(tmp_path: Path) -> None:
-    progress = TrainingProgress(7, 1, np.array([True, False, True] * 5))
-    progress.save(tmp_path)
-    again = TrainingProgress.load(tmp_path)
-    assert (again.step, again.epoch, again.done.tolist()) == (7, 1, progress.done.tolist())
-
-
-def test_training_progress_add_starts_a_new_epoch_with_nothing_done() -> None:
-    progress = TrainingProgress(7, 0, np.array([True, True, True]))
-    progress.add(Batch(1, np.array([2]), (), 0.7))
-    assert (progress.step, progress.epoch, progress.done.tolist()) == (7, 1, [False, False, True])
 
 
 # --- as many kept samples as are wanted

@@ -20,12 +20,12 @@ from pos2distill.models.packing import ResponseBatch, collate
 from pos2distill.training import micro_batches
 from pos2distill.training.batches import Batch
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.loader import TrainingProgress
 from pos2distill.training.loop import Action, StepRecord, Trainer
 from pos2distill.training.micro_batches import BatchPreparer, PreparedBatch
+from pos2distill.training.progress import TrainingProgress
 from pos2distill.training.strategies import build_strategy
 from pos2distill.training.strategies.torch import TorchStrategy
-from pos2distill.training.teachers import TeacherView, build_teacher
+from pos2distill.training.teachers import TeacherDistribution, build_teacher
 from tests.support.ranks import run_threads
 from tests.support.samples import Source
 
@@ -43,7 +43,7 @@ class Watched:
         self.tokens_by_pass: list[int] = []  # computed, those of several rows once
         self.last: list[bool] = []
 
-    def forward(self, batch: ResponseBatch, teacher: TeacherView | None) -> Tensor:
+    def forward(self, batch: ResponseBatch, teacher: TeacherDistribution | None) -> Tensor:
         self.forwards += 1
         self.tokens_by_pass.append(len(batch.input_ids_S))
         return self.strategy.forward(batch, teacher)

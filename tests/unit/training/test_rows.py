@@ -12,15 +12,7 @@ from pos2distill.config import Recipe, Study
 from pos2distill.errors import UserError
 from pos2distill.losses.objectives import ANCHOR
 from pos2distill.tasks.permutations import draw_trivial_slots
-from pos2distill.training.rows import (
-    TokensInPart,
-    _slot_id,
-    count_parts,
-    kept_samples,
-    rows_of_rank,
-    samples_per_batch,
-    split_rows,
-)
+from pos2distill.training.rows import _slot_id, kept_samples, rows_of_rank, samples_per_batch
 from tests.support.samples import Source
 
 Make = Callable[..., Source]
@@ -154,72 +146,6 @@ def test_rows_of_rank_divide_seventeen_rows_between_two_ranks() -> None:
     first, second = (rows_of_rank(keys, rank, 2) for rank in (0, 1))
     assert first == [(key, False) for key in keys[:9]]
     assert second == [(key, False) for key in keys[9:]] + [(keys[0], True)]
-
-
-def alone(lengths: list[int]) -> TokensInPart:
-    """Rows of these lengths that share nothing."""
-    return lambda _, row: lengths[row]
-
-
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(1, 120))
-def test_count_parts_allows_no_more_than_the_limit_or_one_row(lengths: list[int], limit: int) -> None:
-    parts = count_parts(alone(lengths), len(lengths), limit)
-    sizes = split_rows(alone(lengths), len(lengths), parts)
-    assert (len(sizes), sum(sizes)) == (parts, len(lengths))
-    coming = iter(lengths)
-    for size in sizes:
-        part = [next(coming) for _ in range(size)]
-        assert sum(part) <= limit or len(part) == 1
-
-
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.data())
-def test_split_rows_makes_the_largest_part_as_small_as_possible(lengths: list[int], data: st.DataObject) -> None:
-    parts = data.draw(st.integers(1, len(lengths)))
-
-    def largest(edges: tuple[int, ...]) -> int:
-        return max(sum(lengths[start:end]) for start, end in itertools.pairwise((0, *edges, len(lengths))))
-
-    sizes = split_rows(alone(lengths), len(lengths), parts)
-    assert len(sizes) == parts
-    assert min(sizes) > 0
-    best = min(map(largest, itertools.combinations(range(1, len(lengths)), parts - 1)))
-    assert largest(tuple(itertools.accumulate(sizes[:-1]))) == best
-
-
-@given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 50)), min_size=1, max_size=10), st.integers(1, 120))
-def test_parts_of_rows_that_share_prefixes_keep_to_the_limit(rows: list[tuple[int, int]], limit: int) -> None:
-    """A row has tokens of its own, and some that any earlier row of its part has too."""
-
-    def tokens(first: int, row: int) -> int:
-        own, shared = rows[row]
-        return own if first < row else own + shared
-
-    parts = count_parts(tokens, len(rows), limit)
-    sizes = split_rows(tokens, len(rows), parts)
-    assert (len(sizes), sum(sizes)) == (parts, len(rows))
-    first = 0
-    for size in sizes:
-        assert size == 1 or sum(tokens(first, row) for row in range(first, first + size)) <= limit
-        first += size
-
-
-def test_split_rows_by_hand() -> None:
-    assert count_parts(alone([5] * 9), 9, 16) == 3
-    assert split_rows(alone([5] * 9), 9, 3) == [3, 3, 3]
-    assert split_rows(alone([1, 1, 9, 1, 1, 9, 2]), 7, 3) == [3, 3, 1]
-    assert count_parts(alone([30, 1, 1]), 3, 16) == 2
-
-
-def test_parts_count_a_prefix_once_that_their_rows_share() -> None:
-    """Rows of 10 tokens, the last 3 of each its own unless it begins a part."""
-
-    def tokens(first: int, row: int) -> int:
-        return 10 if row == first else 3
-
-    assert count_parts(tokens, 6, 16) == 2  # 10 + 3 + 3 each
-    assert count_parts(tokens, 6, 25) == 1
-    assert count_parts(tokens, 6, 24) == 2
-    assert split_rows(tokens, 6, 3) == [2, 2, 2]
 
 
 def test_row_builder_for_sft_uses_the_data_sets_answer(make: Make) -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pos2distill.config import Recipe, TrainersSection
+from pos2distill.config.training import STATE_BYTES
 from pos2distill.errors import UserError
 from pos2distill.models.packing import ResponseBatch, collate
 from pos2distill.records import Tokens
@@ -154,6 +155,13 @@ def test_write_state_divides_tensors_between_ranks(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(state, "_FILE_BYTES", 64)
     assert all(torch.equal(value, tensors(tmp_path)[key]) for key, value in make_state(tmp_path).items())
     assert len(list(tmp_path.glob("*.safetensors"))) > 6
+
+
+def test_write_state_writes_state_bytes_of_each_parameter(tmp_path: Path) -> None:
+    """Checks of disks compute with this number before there is a state."""
+    make_state(tmp_path)
+    parameters = sum(math.prod(shape) for shape in SHAPES.values())
+    assert sum(tensor.nbytes for tensor in tensors(tmp_path).values()) == STATE_BYTES * parameters
 
 
 def test_write_state_never_holds_more_than_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from pos2distill.errors import UserError
 from pos2distill.literal_paths import list_matching
-from pos2distill.store import outages
+from pos2distill.store import retry
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.files import write_bytes
 from pos2distill.training import step_log
@@ -107,7 +107,7 @@ def test_step_log_waits_for_a_storage_that_does_not_answer(
         write_bytes(*arguments)
 
     monkeypatch.setattr(step_log, "write_bytes", write)
-    monkeypatch.setattr(outages, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(retry, "_RETRY_SECONDS", 0.0)
     log = open_log(storage, 0)
     warned.clear()
     write_steps(log, 0, 1)

@@ -15,7 +15,7 @@ from pos2distill.models.load import load_model
 from pos2distill.models.packing import ResponseBatch, collate
 from pos2distill.training.rows import Row
 from pos2distill.training.student import Student, prepare_for_training, trainable
-from pos2distill.training.teachers import CachedTeacher, HiddenStatesView, TeacherView, TopKView
+from pos2distill.training.teachers import CachedTeacher, FullDistribution, TeacherDistribution, TopKDistribution
 from scripts.model_families import save_tiny
 from tests.support.samples import Source
 
@@ -23,7 +23,7 @@ from tests.support.samples import Source
 @pytest.fixture
 def parts(
     make_recipe: Callable[..., Recipe], make_source: Callable[[Study], Source]
-) -> tuple[Student, ResponseBatch, HiddenStatesView]:
+) -> tuple[Student, ResponseBatch, FullDistribution]:
     """A student that has moved away from its teacher, a batch of 8 rows, and the teacher's states."""
     study = make_recipe().study
     source = make_source(study)
@@ -34,14 +34,14 @@ def parts(
         for parameter in student.lm.parameters():
             parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
     batch = collate([row.prompt_ids for row in rows], [row.response_ids for row in rows])
-    return student, batch, view_of(study, rows)
+    return student, batch, distribution_of(study, rows)
 
 
-def view_of(study: Study, rows: Sequence[Row]) -> HiddenStatesView:
+def distribution_of(study: Study, rows: Sequence[Row]) -> FullDistribution:
     return CachedTeacher(FrozenHead.from_checkpoint(study.model, torch.float32))(rows)
 
 
-def naive_kl(student: Student, batch: ResponseBatch, teacher: HiddenStatesView) -> Tensor:
+def naive_kl(student: Student, batch: ResponseBatch, teacher: FullDistribution) -> Tensor:
     """The plain way: a loop over rows, all logits of each, the definition of KL."""
     teacher_TV = teacher.hidden_TH @ teacher.head.weight_VH.T
     kls, start = [], 0
@@ -62,7 +62,7 @@ def gradient(student: Student, loss: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("together", [1, 7, 1000])
 def test_student_value_and_gradient_equal_plain_computation(
-    parts: tuple[Student, ResponseBatch, HiddenStatesView], monkeypatch: pytest.MonkeyPatch, together: int
+    parts: tuple[Student, ResponseBatch, FullDistribution], monkeypatch: pytest.MonkeyPatch, together: int
 ) -> None:
     """However many of the tokens' logits are looked at together."""
     student, batch, teacher = parts
@@ -93,7 +93,7 @@ class LargestTensors(TorchDispatchMode):
 
 
 def test_student_computes_logits_for_a_chunk_of_response_tokens_only(
-    parts: tuple[Student, ResponseBatch, HiddenStatesView], monkeypatch: pytest.MonkeyPatch
+    parts: tuple[Student, ResponseBatch, FullDistribution], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     student, batch, teacher = parts
     vocabulary, chunk = 300, 33  # more logits than the head, 32 * 300, which is transposed
@@ -112,11 +112,11 @@ def test_student_loss_on_anchor_rows_is_zero_before_training(
 ) -> None:
     study = make_recipe().study
     source = make_source(study)
-    rows = [source.row(index, study.advantageous(1)) for index in range(len(source.examples))]
+    rows = [source.row(index, study.fixed_advantageous_slots(1)) for index in range(len(source.examples))]
     student = Student(load_model(study.model), study)
     batch = collate([row.prompt_ids for row in rows], [row.response_ids for row in rows])
     with torch.no_grad():
-        assert student(batch, view_of(study, rows)).max() < 1e-6
+        assert student(batch, distribution_of(study, rows)).max() < 1e-6
 
 
 def test_student_cross_entropy_equals_that_of_transformers(
@@ -133,7 +133,7 @@ def test_student_cross_entropy_equals_that_of_transformers(
         torch.testing.assert_close(own[0], student.lm(input_ids=ids, labels=labels).loss)
 
 
-def test_hidden_states_view_cross_entropy_is_the_base_models(
+def test_full_distribution_cross_entropy_is_the_base_models(
     make_recipe: Callable[..., Recipe], make_source: Callable[[Study], Source]
 ) -> None:
     """At the advantageous slot the base model and a student that has not moved lose the same."""
@@ -143,7 +143,7 @@ def test_hidden_states_view_cross_entropy_is_the_base_models(
     rows = [source.row(index, (0,)) for index in range(3)]
     batch = collate([row.prompt_ids for row in rows], [row.response_ids for row in rows])
     with torch.no_grad():
-        loss_T = view_of(study, rows).cross_entropy(batch.target_T)
+        loss_T = distribution_of(study, rows).cross_entropy(batch.target_T)
         torch.testing.assert_close(mean_by_row(loss_T, batch.row_T, 3), student(batch, None))
 
 
@@ -163,7 +163,7 @@ def test_prepare_for_training_freezes_the_encoder_of_images(make_recipe: Callabl
 def test_student_in_bfloat16_computes_the_kl_of_its_states_in_float32(
     make_recipe: Callable[..., Recipe], make_source: Callable[[Study], Source], teacher_kind: str
 ) -> None:
-    """Cached and resident teachers are views of hidden states. The reference is float64, of the same states."""
+    """Cached and resident teachers give hidden states. The reference is float64, of the same states."""
     study = make_recipe(model={"dtype": "bfloat16"}).study
     source = make_source(study)
     rows = [source.build.row(key) for key in source.row_keys()[:8]]
@@ -172,12 +172,12 @@ def test_student_in_bfloat16_computes_the_kl_of_its_states_in_float32(
     head_VH = student.head.weight.detach().double()
     states = CachedTeacher(FrozenHead.from_checkpoint(study.model, torch.bfloat16))(rows)
     teacher_TV = (states.hidden_TH.double() @ head_VH.T).log_softmax(-1)
-    view: TeacherView = states
+    distribution: TeacherDistribution = states
     if teacher_kind == "top k":
         logprobs_TK, ids_TK = teacher_TV.topk(teacher_TV.shape[1])
-        view = TopKView(ids_TK, logprobs_TK.float())
+        distribution = TopKDistribution(ids_TK, logprobs_TK.float())
     with torch.no_grad():
         student_TV = (response_hidden_states(student.lm, batch).double() @ head_VH.T).log_softmax(-1)
         expected_T = (teacher_TV.exp() * (teacher_TV - student_TV)).sum(-1)
-        found_B = student(batch, view)
+        found_B = student(batch, distribution)
     torch.testing.assert_close(found_B.double(), mean_by_row(expected_T, batch.row_T, 8), rtol=1e-5, atol=1e-6)

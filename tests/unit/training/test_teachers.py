@@ -13,11 +13,11 @@ from pos2distill.models.packing import ResponseBatch
 from pos2distill.training.rows import Row
 from pos2distill.training.teachers import (
     CachedTeacher,
-    HiddenStatesView,
+    FullDistribution,
     ResidentTeacher,
     TeacherSource,
+    TopKDistribution,
     TopKTeacher,
-    TopKView,
     build_teacher,
 )
 from tests.support.samples import Source
@@ -46,10 +46,10 @@ def not_called(batch: ResponseBatch) -> torch.Tensor:
     raise AssertionError("only a resident teacher computes")
 
 
-def hidden_view(source: Source) -> HiddenStatesView:
-    view = teacher_of(source)(mixed_rows(source))
-    assert isinstance(view, HiddenStatesView)
-    return view
+def full_distribution(source: Source) -> FullDistribution:
+    distribution = teacher_of(source)(mixed_rows(source))
+    assert isinstance(distribution, FullDistribution)
+    return distribution
 
 
 def logits(source: Source, row: Row) -> torch.Tensor:
@@ -88,10 +88,10 @@ def test_resident_teacher_equals_the_cached_one(make: Callable[..., Source]) -> 
 
     @torch.no_grad()
     def frozen(batch: ResponseBatch) -> torch.Tensor:
-        seen.append(batch.rows)
+        seen.append(batch.row_count)
         return response_hidden_states(lm, batch)
 
-    cached = hidden_view(source)
+    cached = full_distribution(source)
     resident = ResidentTeacher(cached.head, frozen)(mixed_rows(source))
     torch.testing.assert_close(resident.hidden_TH, cached.hidden_TH, rtol=0, atol=1e-5)
     assert seen == [3]  # once for each example, not for each row
@@ -111,15 +111,15 @@ def test_resident_teacher_tells_two_responses_to_one_example_apart(make: Callabl
     def frozen(batch: ResponseBatch) -> torch.Tensor:
         return response_hidden_states(lm, batch)
 
-    view = ResidentTeacher(hidden_view(source).head, frozen)([first, second])
+    distribution = ResidentTeacher(full_distribution(source).head, frozen)([first, second])
     expected = torch.cat([logits(source, first), logits(source, second)])
-    torch.testing.assert_close(view.head(view.hidden_TH), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(distribution.head(distribution.hidden_TH), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_cached_teacher_returns_states_in_the_order_of_rows(make: Callable[..., Source]) -> None:
     source = make()
     rows = mixed_rows(source)
-    parts = hidden_view(source).hidden_TH.split([len(row.response_ids) for row in rows])
+    parts = full_distribution(source).hidden_TH.split([len(row.response_ids) for row in rows])
     for part, row in zip(parts, rows, strict=True):
         assert row.sample.hidden is not None
         assert torch.equal(part, hidden_from_bytes(row.sample.hidden, "float32", len(row.response_ids)))
@@ -136,11 +136,11 @@ def test_cached_teacher_requires_stored_states(make: Callable[..., Source]) -> N
 
 
 @pytest.mark.parametrize("k", [1, 20, VOCABULARY])
-def test_topk_view_kl_is_a_lower_bound_of_the_exact_kl(make: Callable[..., Source], k: int) -> None:
+def test_topk_distribution_kl_is_a_lower_bound_of_the_exact_kl(make: Callable[..., Source], k: int) -> None:
     source = make(method={"teacher": "topk", "teacher_topk": k})
     rows = mixed_rows(source)
     top = teacher_of(source)(rows)
-    assert isinstance(top, TopKView)
+    assert isinstance(top, TopKDistribution)
     teacher_TV = torch.cat([logits(source, row) for row in rows])
     assert len(top.ids_TK) == len(teacher_TV)
     student_TV = student_logits(teacher_TV)

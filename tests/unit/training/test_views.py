@@ -61,15 +61,15 @@ def test_skip_and_cyclic_positions_by_hand(
     fixed_draw(monkeypatch, start=3, shift=10)
     skipped = view_of(rows, batch, "skip", seed=0, epoch=0)
     assert skipped.position_S.tolist() == [0, 1, 2, *range(13, length + 10)]
-    assert skipped.counts_T.all()
+    assert skipped.is_shifted_T.all()
     fixed_draw(monkeypatch, start=0, shift=2, modulus=length)
     cyclic = view_of(rows, batch, "cyclic", seed=0, epoch=0)
     assert cyclic.position_S.tolist() == [*range(2, length), 0, 1]
     # A skip inside the response: tokens that are predicted before it do not count.
     start = len(rows[0].prompt_ids) + 1
     fixed_draw(monkeypatch, start=start, shift=5)
-    counts = view_of(rows, batch, "skip", seed=0, epoch=0).counts_T.tolist()
-    assert counts == [False, False] + [True] * (len(rows[0].response_ids) - 2)
+    is_shifted = view_of(rows, batch, "skip", seed=0, epoch=0).is_shifted_T.tolist()
+    assert is_shifted == [False, False] + [True] * (len(rows[0].response_ids) - 2)
 
 
 @pytest.mark.parametrize("kind", ["skip", "cyclic", "pose"])
@@ -154,9 +154,9 @@ def test_loss_and_gradient_equal_two_plain_forward_passes(
         plain = plain_logits(lm, row, list(range(row.length)))
         view = plain_logits(lm, row, positions).log_softmax(-1)
         target = plain.detach().log_softmax(-1)
-        counts = batch.view.counts_T[start : start + len(row.response_ids)]
+        is_shifted = batch.view.is_shifted_T[start : start + len(row.response_ids)]
         start += len(row.response_ids)
-        divergence = (view.exp() * (view - target)).sum(-1)[counts].sum() / counts.sum().clamp_min(1)
+        divergence = (view.exp() * (view - target)).sum(-1)[is_shifted].sum() / is_shifted.sum().clamp_min(1)
         plain_losses.append(cross_entropy(plain, torch.from_numpy(row.response_ids.astype(np.int64))))
         losses.append(plain_losses[-1] + 0.7 * divergence)
     expected_B = torch.stack(losses)
@@ -192,7 +192,7 @@ def test_view_of_a_shift_of_0_has_no_divergence(
     batch = pack(rows, study, epoch=0)
     assert batch.view is not None
     assert torch.equal(batch.view.position_S, batch.position_S)
-    assert batch.view.counts_T.all()
+    assert batch.view.is_shifted_T.all()
     student = shifted_student(study)
     with torch.no_grad():
         assert torch.equal(student(batch, None), student(replace(batch, view=None), None))

@@ -1,4 +1,4 @@
-"""Node placement: the Ray labels, custom resources and environment variables that decide on which node work runs.
+"""Node pools: the Ray labels, custom resources and environment variables that decide on which node work runs.
 
 Sampling and training share a cluster and scale independently. Three facts about Ray 2.60 determine the names:
 

@@ -1,4 +1,4 @@
-"""Storages and hubs that do not answer for a while."""
+"""Retries while a storage or a hub is unreachable."""
 
 import itertools
 import time
@@ -9,21 +9,23 @@ from pos2distill.errors import TransientError, one_line
 from pos2distill.faults import is_transient
 
 _RETRY_SECONDS = 5.0  # between two requests
-# After it, and so many calls, a storage that does not answer is an error: one call may upload for longer than this.
+# After it, and so many calls, an unreachable storage is an error: one call may upload for longer than this.
 _WAIT_SECONDS = 600.0
 _MIN_CALLS = 3
 
 _T = TypeVar("_T")
 
 
-def once_storage_answers(call: Callable[[], _T], warn: Callable[[str], None]) -> _T:
-    """What a function returns, called again while a storage or a hub does not answer.
+def retry_while_unreachable(call: Callable[[], _T], warn: Callable[[str], None]) -> _T:
+    """Call a function, and again while its storage or hub is unreachable.
 
     It is called for ten minutes after the first error, and at least three times. The driver ends the run earlier where
     it cannot renew its lease in the same storage.
 
     Args:
-        call: may be called again after it has failed half-way. warn: is called once if it has to wait.
+        call: the function, which may be called again after it has failed half-way.
+        warn: called once, with a line, if the function has to be called again.
+    Returns: the function's result.
     """
     first_failure = 0.0
     for number in itertools.count(1):

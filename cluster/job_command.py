@@ -1,0 +1,76 @@
+"""The command of `run.py` that a job runs, with the recipe that it names."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pos2distill.config import Recipe
+from pos2distill.config.load import load_recipe
+from pos2distill.config.overrides import override_value
+from pos2distill.config.read import RECIPES, find_yaml
+from pos2distill.errors import UserError
+from pos2distill.secrets import looks_secret
+
+from .recipe_file import RecipeFile, own_recipe
+
+
+@dataclass(frozen=True, slots=True)
+class JobCommand:
+    """`run.py COMMAND RECIPE OVERRIDES FLAGS`, as a job runs it, and what `load_job` read of it.
+
+    recipe: loaded, with the overrides applied. recipe_in_pod: its name in the image, or the path of the user's own.
+    own_recipe: the user's own recipe, which a ConfigMap brings into the pod; None for a recipe of the image.
+    storage: that the overrides set in place of the spec's; None if they set none.
+    """
+
+    command: str
+    recipe_in_pod: str
+    overrides: tuple[str, ...]
+    flags: tuple[str, ...]
+    recipe: Recipe
+    own_recipe: RecipeFile | None
+    storage: str | None
+
+    @property
+    def trains(self) -> bool:
+        """Whether the command trains, so that its pool of trainers must fit."""
+        return self.command in ("study", "distill")
+
+
+def load_job(
+    recipe_name: str, overrides: Sequence[str] = (), *, command: str = "study", flags: Sequence[str] = ()
+) -> JobCommand:
+    """Load the recipe of a job's command, as it is written on the command line.
+
+    Args:
+        recipe_name: a recipe of the project, or the path of the user's own (see `recipe_file`).
+        overrides: `section.field=value`, applied to the recipe.
+        command: of `run.py`. flags: its options, `--name=value`.
+    Raises:
+        UserError: for a secret in the command, and for a recipe that cannot be loaded or brought into a pod.
+    """
+    _refuse_secrets(overrides, flags)
+    recipe = load_recipe(recipe_name, overrides)
+    own = own_recipe(recipe_name)
+    name_in_image = find_yaml(recipe_name, RECIPES, "recipe").resolve().stem
+    return JobCommand(
+        command=command,
+        recipe_in_pod=own.path if own else name_in_image,
+        overrides=tuple(overrides),
+        flags=tuple(flags),
+        recipe=recipe,
+        own_recipe=own,
+        storage=overridden_storage(overrides),
+    )
+
+
+def overridden_storage(overrides: Sequence[str]) -> str | None:
+    """The storage that an override sets in place of the spec's."""
+    storage = override_value(overrides, "runtime.storage")
+    return storage if isinstance(storage, str) else None
+
+
+def _refuse_secrets(overrides: Sequence[str], flags: Sequence[str]) -> None:
+    """Refuse secrets in the command, which the RayJob stores in clear text."""
+    for kind, words in (("an override", overrides), ("an option", flags)):
+        if any(looks_secret(word) for word in words):
+            raise UserError(f"command line: {kind} contains what looks like a secret; use pods.secrets instead")

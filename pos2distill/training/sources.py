@@ -1,0 +1,220 @@
+"""Where an epoch's samples come from. Each source gives every sample that is left of an epoch exactly once.
+
+    store complete                       `from_store`: from the store, in the epoch's order
+    first epoch, training.order=arrival  `from_arrivals`: from the store, then from the stream as it brings them
+    first epoch, training.order=fixed    `in_fixed_order`: in the epoch's order; a sample that arrives early waits
+    a later epoch, store incomplete      `refill`: from the store, once the stream has replaced what was lost
+
+Trained on are the first samples until enough of them are kept (`Selection`). Where they are still being made, one
+that arrives waits until it is certain that it is among them.
+
+Shapes: N samples.
+"""
+
+from collections.abc import Callable, Iterator
+from enum import Enum
+from itertools import chain
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pos2distill.config import Study
+from pos2distill.randomness import derive_generator
+from pos2distill.training.batches import IndexedSample, Indices
+from pos2distill.training.distributed import DistContext
+from pos2distill.training.ledger import SampleLedger
+from pos2distill.training.rows import Sample
+
+WINDOW = 256
+"""Samples that are read, and shuffled, together. An epoch's order does not depend on how the store is cut."""
+
+
+class Waiting(Enum):
+    """The type of `WAITING`."""
+
+    WAITING = "waiting"
+
+
+WAITING: Final = Waiting.WAITING
+"""In place of samples: none has come for a while."""
+
+Arrival = list[IndexedSample] | Waiting
+"""Samples that have become available, or `WAITING`."""
+
+Bools = npt.NDArray[np.bool_]
+
+
+class StreamReader(Protocol):
+    """This rank's part of a live stream of samples."""
+
+    def poll(self) -> pa.Table | None:
+        """New samples; an empty table if none came within a short wait; None once the stream has ended."""
+
+
+def samples_left(
+    ledger: SampleLedger, study: Study, epoch: int, done_N: Bools, open_stream: Callable[[], StreamReader]
+) -> Iterator[Arrival]:
+    """The samples that an epoch has not processed yet, from the source that the module's table names."""
+    if len(ledger.selection.missing) == 0:
+        return from_store(ledger, _order_left(ledger, study.seed, epoch, done_N))
+    # Opened before anything is read, so that sampling runs while stored samples are trained on.
+    stream = gathered_tables(open_stream(), ledger.dist)
+    if epoch > 0:
+        return refill(ledger, stream, study.seed, epoch, done_N)
+    if study.training.order == "fixed":
+        return in_fixed_order(ledger, stream, done_N)
+    return from_arrivals(ledger, stream, done_N)
+
+
+def from_store(ledger: SampleLedger, indices: Indices) -> Iterator[list[IndexedSample]]:
+    """Stored samples, in the order of `indices`."""
+    # One window at a time, so that memory does not hold a whole epoch of samples.
+    for start in range(0, len(indices), WINDOW):
+        yield ledger.load(indices[start : start + WINDOW])
+
+
+def refill(
+    ledger: SampleLedger, stream: Iterator[pa.Table | Waiting], seed: int, epoch: int, done_N: Bools
+) -> Iterator[Arrival]:
+    """A later epoch that lacks samples: a part of the store was corrupt, and the stream brings them again."""
+    yield from _wait_for_end(ledger, stream)
+    yield from from_store(ledger, _order_left(ledger, seed, epoch, done_N))
+
+
+def from_arrivals(ledger: SampleLedger, stream: Iterator[pa.Table | Waiting], done_N: Bools) -> Iterator[Arrival]:
+    """What the store holds at the beginning, then the stream, then what the stream left out."""
+    pending = _Pending(ledger, done_N)
+    yield from from_store(ledger, pending.take_stored())
+    for table in stream:
+        if table is WAITING:
+            yield WAITING
+            continue
+        pending.add(ledger.add(table))
+        # What has arrived can make it certain that stored samples are trained on, too.
+        yield from from_store(ledger, pending.take_stored())
+        yield pending.take_arrived()
+    ledger.require_all()
+    # Ray Data's streaming_split(equal=True) drops rows at its end (Ray 2.60); the store holds those, too.
+    yield from from_store(ledger, pending.rest())
+
+
+class _Pending:
+    """The samples that an epoch has not passed on yet. One is passed on once it is certain that it is trained on."""
+
+    def __init__(self, ledger: SampleLedger, done_N: Bools) -> None:
+        self.ledger = ledger
+        self.pending_N = ~done_N
+        # By their indices. Stored samples are not held here, but read when they are passed on.
+        self.arrived: dict[int, Sample | None] = {}
+
+    def add(self, arrived: list[IndexedSample]) -> None:
+        """Hold samples that the stream has brought."""
+        for indexed in arrived:
+            # The stream may bring a sample twice, or one that the store already had.
+            if self.pending_N[indexed.index]:
+                self.arrived[indexed.index] = indexed.sample
+
+    def take_stored(self) -> Indices:
+        """Those of the store that are certain to be trained on."""
+        stored_N = self.ledger.index.stored & self.pending_N
+        stored_N[list(self.arrived)] = False
+        indices = np.flatnonzero(stored_N[: self.ledger.selection.certain_end])
+        self.pending_N[indices] = False
+        return indices
+
+    def take_arrived(self) -> list[IndexedSample]:
+        """Those of the stream that are certain to be trained on, in the order in which they came."""
+        end = self.ledger.selection.certain_end
+        indices = [index for index in self.arrived if index < end]
+        self.pending_N[indices] = False
+        return [IndexedSample(index, self.arrived.pop(index)) for index in indices]
+
+    def rest(self) -> Indices:
+        """All that are trained on, once all are known."""
+        return np.flatnonzero(self.pending_N[: self.ledger.selection.end])
+
+
+def in_fixed_order(ledger: SampleLedger, stream: Iterator[pa.Table | Waiting], done_N: Bools) -> Iterator[Arrival]:
+    """The first epoch's order, in whichever order samples arrive."""
+    is_stored_N = ledger.index.stored
+    stored = chain.from_iterable(from_store(ledger, np.flatnonzero(is_stored_N & ~done_N)))
+    # Samples that arrived before their turn.
+    early: dict[int, Sample | None] = {}
+    for index in np.flatnonzero(~done_N).tolist():
+        # All before it are known, so it is certain whether this one is trained on.
+        if index >= ledger.selection.end:
+            break
+        if is_stored_N[index]:
+            yield [next(stored)]
+            continue
+        while index not in early:
+            table = next(stream, None)
+            if table is None:
+                # The stream has ended without this sample. The store now holds all that are left.
+                ledger.require_all()
+                left = np.arange(index, ledger.selection.end)
+                yield from from_store(ledger, left[~done_N[left]])
+                return
+            if table is WAITING:
+                yield WAITING
+                continue
+            for indexed in ledger.add(table):
+                early[indexed.index] = indexed.sample
+        yield [IndexedSample(index, early.pop(index))]
+    # Later epochs read from the store, so the stream must have stored everything, and the index is read again.
+    yield from _wait_for_end(ledger, stream)
+
+
+def gathered_tables(reader: StreamReader, dist: DistContext) -> Iterator[pa.Table | Waiting]:
+    """The stream's samples as all ranks together receive them, until every rank's part has ended. A collective.
+
+    Args:
+        reader: this rank's part. Every rank gets the parts of all.
+    """
+    part_ended = False
+    while True:
+        part = None
+        # A rank whose part has ended still takes part in the collective, until all parts have ended.
+        if not part_ended:
+            part = reader.poll()
+            part_ended = part is None
+        tables = dist.all_gather_tables(part)
+        if not tables:
+            return
+        table = pa.concat_tables(tables)
+        yield table if len(table) > 0 else WAITING
+
+
+def epoch_order(samples: int, seed: int, epoch: int) -> Indices:
+    """The indices of all samples in the order of an epoch: a pure function of (seed, epoch).
+
+    Epoch 0 keeps their order, since the training examples were drawn at random by the seed. Later epochs shuffle
+    windows of `WINDOW` neighbours, and the indices inside each window. Neighbours are stored in the same few parts, so
+    an epoch reads each part once, front to back, in bounded memory.
+    """
+    if epoch == 0:
+        return np.arange(samples)
+    generator = derive_generator(seed, "epoch", epoch)
+    starts = np.arange(0, samples, WINDOW)
+    generator.shuffle(starts)
+    shuffled = []
+    for start in starts:
+        window: Indices = np.arange(start, min(start + WINDOW, samples))
+        shuffled.append(generator.permutation(window))
+    return np.concatenate(shuffled)
+
+
+def _order_left(ledger: SampleLedger, seed: int, epoch: int, done_N: Bools) -> Indices:
+    """What an epoch has left, in its order, once all samples that are trained on are known."""
+    # The order is that of all of them, so that a resumed epoch continues where it stopped.
+    order = epoch_order(ledger.selection.end, seed, epoch)
+    return order[~done_N[order]]
+
+
+def _wait_for_end(ledger: SampleLedger, stream: Iterator[pa.Table | Waiting]) -> Iterator[Waiting]:
+    # The ranks agree on a checkpoint or a stop while they wait.
+    for _ in stream:
+        yield WAITING
+    ledger.require_all()

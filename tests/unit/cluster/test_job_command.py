@@ -1,0 +1,76 @@
+"""The command that a job runs, and what is read of it."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.command import run_cluster
+from cluster.entrypoint import make_entrypoint
+from cluster.job_command import load_job
+from cluster.spec import load_cluster
+from pos2distill.config import Recipe
+from pos2distill.config.load import load_recipe, make_recipe
+from pos2distill.config.read import RECIPES
+from tests.support.paths import PROJECT
+
+
+def test_load_job_reads_the_recipe_with_its_overrides() -> None:
+    job = load_job("quickstart", ["training.epochs=1"], command="evaluate", flags=["--force=true"])
+    assert job.recipe == load_recipe("quickstart", ["training.epochs=1"])
+    assert (job.command, job.recipe_in_pod, job.overrides) == ("evaluate", "quickstart", ("training.epochs=1",))
+    assert job.flags == ("--force=true",)
+    assert job.own_recipe is None
+
+
+def test_load_job_names_the_users_recipe_by_its_path_in_the_pod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(PROJECT)
+    mine = tmp_path / "mine.yaml"
+    mine.write_text((RECIPES / "quickstart.yaml").read_text())
+    job = load_job(str(mine))
+    assert job.own_recipe is not None
+    assert job.recipe_in_pod == job.own_recipe.path
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["runtime.storage=s3://b/first", "training.epochs=1", " runtime.storage = s3://b/last"],
+        ['runtime.storage="s3://b/last"'],
+        ["runtime.storage=s3://b/last # mine"],
+        ["runtime={storage: s3://b/last}"],
+    ],
+)
+def test_load_job_has_the_storage_that_the_overrides_set(overrides: list[str]) -> None:
+    job = load_job("quickstart", overrides)
+    assert job.storage == job.recipe.storage == "s3://b/last"
+    spec = load_cluster("kind", ["network.egress=[{cidr: 0.0.0.0/0}]"])
+    assert make_entrypoint(spec, job).endswith(shlex.join(["quickstart", *overrides]))
+
+
+def test_load_job_has_no_storage_where_no_override_sets_it() -> None:
+    assert load_job("quickstart", ["training.epochs=1", "runtime={executor: ray}"]).storage is None
+
+
+@pytest.mark.parametrize(
+    ("command", "trains"),
+    [("study", True), ("distill", True), ("sample", False), ("evaluate", False), ("analyse", False)],
+)
+def test_job_command_trains(command: str, *, trains: bool) -> None:
+    assert load_job("quickstart", command=command).trains is trains
+
+
+def test_run_cluster_loads_the_recipe_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    loaded: list[Recipe] = []
+
+    def counted(*arguments: Any, **options: Any) -> Recipe:
+        loaded.append(make_recipe(*arguments, **options))
+        return loaded[-1]
+
+    monkeypatch.setattr("pos2distill.config.load.make_recipe", counted)
+    assert run_cluster("render", "kind", ["quickstart"]).exit_code == 0
+    assert "kind: RayJob" in capsys.readouterr().out
+    assert len(loaded) == 1
