@@ -230,20 +230,27 @@ def test_hold_lease_takes_over_from_a_holder_that_does_not_renew(
     )
 
 
-def test_is_gone_of_another_users_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hold_lease_waits_for_another_users_process(claimed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which may not be signalled, and so exists."""
+
     def refuse(pid: int, number: int) -> None:
         raise PermissionError
 
     monkeypatch.setattr(os, "kill", refuse)
-    assert not lease._is_gone(lease._Holder("o", "here", lease._machine_id(), 1, "noon", PERIOD, MISSED_PERIODS))
+    write_holder(claimed, machine=lease._machine_id(), pid=1)
+    start = time.monotonic()
+    with hold_lease(claimed, period=PERIOD):
+        assert time.monotonic() - start > 5 * PERIOD
 
 
-def test_machine_id_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hold_lease_names_the_host_where_there_is_no_proc(claimed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: str) -> str:
         raise FileNotFoundError(path)
 
     monkeypatch.setattr(os, "readlink", refuse)
-    assert lease._machine_id() == socket.gethostname()
+    fs, path = lease_file(claimed)
+    with hold_lease(claimed, period=LIVE_PERIOD):
+        assert json.loads(fs.cat_file(path))["machine"] == socket.gethostname()
 
 
 def test_hold_lease_reports_that_another_run_took_over(claimed: str) -> None:
