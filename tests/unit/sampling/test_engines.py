@@ -1,5 +1,4 @@
 import asyncio
-import itertools
 import selectors
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ from pos2distill.sampling.engines import build_engine
 from pos2distill.sampling.engines.fake import FakeEngine
 from pos2distill.sampling.engines.hf import HfEngine, SeededGumbel, group_by_length
 from pos2distill.sampling.engines.protocol import Completion, Engine, EngineDied, Failure, SamplingParams
-from pos2distill.sampling.engines.vllm import VllmEngine
+from pos2distill.sampling.engines.vllm import VllmClasses, VllmEngine
 from tests.support.engines import hf_engine
 
 NEVER = (299,)  # a token that the model never generates after the prompts below
@@ -337,6 +336,24 @@ def test_build_engine_builds_the_configured_engine(model: ModelSection) -> None:
     built.shutdown()
 
 
+class RequestError(Exception):
+    """Stands for vLLM's, of a prompt that it cannot use."""
+
+
+class EngineError(Exception):
+    """Stands for vLLM's, of whatever else goes wrong."""
+
+
+VLLM_CLASSES = VllmClasses(
+    params=SimpleNamespace,
+    prompt=SimpleNamespace,
+    output_kind=SimpleNamespace(FINAL_ONLY=1),
+    request_errors=(RequestError,),
+    engine_error=EngineError,
+    dead_error=KeyError,
+)
+
+
 class StubbedVllm:
     """Counts the calls of vLLM's engine that change scales."""
 
@@ -350,36 +367,23 @@ class StubbedVllm:
         return True
 
 
-def vllm_engine_with(scales: tuple[float, ...]) -> Any:
-    """Our engine around the stub, as if it was built with these scales. It answers no prompts, but an empty list."""
-    engine: Any = VllmEngine.__new__(VllmEngine)
-    engine.engine, engine._scales = StubbedVllm(), scales
-    engine._dead_error, engine._loop = EngineDied, None
-    engine._calls, engine._calls_changed = 0, asyncio.Condition()
-    engine._stall_s, engine._deadlines = 60.0, set()
-    return engine
+def vllm_engine(vllm: Any, *, scales: tuple[float, ...] = (), stall_s: float = 60.0) -> VllmEngine:
+    """Our engine around a stand-in for vLLM's, as if that was built with these scales."""
+    return VllmEngine(vllm, VLLM_CLASSES, scales=scales, stall_s=stall_s)
 
 
 def test_vllm_engine_without_scales_refuses_to_change_them() -> None:
     """Its layers share one table of rotations, so all of them would get the last layer's scale."""
     scaled = replace(greedy(3), rope_scales=(1.0, 1.5))
-    plain = vllm_engine_with(())
+    plain = vllm_engine(StubbedVllm())
     with pytest.raises(ValueError, match=r"^this engine was built without RoPE scales, .* build it with some$"):
         generate(plain, [], scaled, [])
     assert plain.engine.calls == []
     assert generate(plain, [], greedy(3), []) == []
 
-    engine = vllm_engine_with((1.0, 1.0))
+    engine = vllm_engine(StubbedVllm(), scales=(1.0, 1.0))
     assert generate(engine, [], scaled, []) == []
     assert engine.engine.calls == [("set_rope_scales", ([1.0, 1.5],))]
-
-
-class RequestError(Exception):
-    """Stands for vLLM's, of a prompt that it cannot use."""
-
-
-class EngineError(Exception):
-    """Stands for vLLM's, of whatever else goes wrong."""
 
 
 @dataclass
@@ -395,13 +399,8 @@ class FailingVllm:
         yield SimpleNamespace(outputs=[SimpleNamespace(finish_reason=fault, token_ids=[7, 2], logprobs=None)])
 
 
-def failing_vllm_engine(*faults: Any) -> Any:
-    engine = vllm_engine_with(())
-    engine.engine = FailingVllm(list(faults))
-    engine._params_class, engine._prompt_class = SimpleNamespace, SimpleNamespace
-    engine._output_kind, engine._request_numbers = SimpleNamespace(FINAL_ONLY=1), itertools.count()
-    engine._dead_error, engine._request_errors, engine._engine_error = KeyError, (RequestError,), EngineError
-    return engine
+def failing_vllm_engine(*faults: Any) -> VllmEngine:
+    return vllm_engine(FailingVllm(list(faults)))
 
 
 def caused_by(cause: Exception) -> EngineError:
@@ -465,10 +464,8 @@ class SlowVllm:
         yield SimpleNamespace(outputs=[SimpleNamespace(finish_reason="stop", token_ids=[7, 2], logprobs=None)])
 
 
-def slow_vllm_engine(*, stuck: int) -> Any:
-    engine = failing_vllm_engine()
-    engine.engine, engine._stall_s = SlowVllm(0.3, stuck), 1.2
-    return engine
+def slow_vllm_engine(*, stuck: int) -> VllmEngine:
+    return vllm_engine(SlowVllm(0.3, stuck), stall_s=1.2)
 
 
 def test_vllm_engine_that_finishes_answers_may_take_as_long_as_it_needs(prompts: list[Tokens]) -> None:
