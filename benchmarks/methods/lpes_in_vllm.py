@@ -67,10 +67,10 @@ def measure(
     """
     settings = VllmSection(enable_prefix_caching=False, cpu_kv_cache_gib=CACHE_GIB)
     with ExitStack() as stack:
-        plain_engine = VllmEngine(model, settings, threads=THREADS)
+        plain_engine = VllmEngine.start(model, settings, threads=THREADS)
         stack.callback(plain_engine.shutdown)
         # Built with scales, since only then each layer has its own table of rotations.
-        scaled_engine = VllmEngine(model.model_copy(update={"rope_scales": scales}), settings, threads=THREADS)
+        scaled_engine = VllmEngine.start(model.model_copy(update={"rope_scales": scales}), settings, threads=THREADS)
         stack.callback(scaled_engine.shutdown)
         kinds = [
             Kind("plain", plain_engine),

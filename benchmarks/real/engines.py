@@ -58,7 +58,7 @@ def measure(engine_name: str, dtype: Precision, model_folder: Path, data: Path, 
     engine: Any
     if engine_name == "vllm":
         settings = VllmSection(enable_prefix_caching=False, cpu_kv_cache_gib=CACHE_GIB)
-        engine, batch = VllmEngine(model, settings, threads=threads), len(prompts)
+        engine, batch = VllmEngine.start(model, settings, threads=threads), len(prompts)
     else:
         engine = HfEngine(model, InferenceSection(), threads=threads, device="cpu")
         batch = HF_BATCH

@@ -20,7 +20,7 @@ def build_engine(
     if model.engine == "vllm":
         from pos2distill.sampling.engines.vllm import VllmEngine
 
-        return VllmEngine(model, runtime.vllm, threads=threads, device=device)
+        return VllmEngine.start(model, runtime.vllm, threads=threads, device=device)
     if model.engine == "hf":
         from pos2distill.sampling.engines.hf import HfEngine
 

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,10 +32,57 @@ class _RequestLost(Exception):
     """The engine gave up a request, and the prompt was not the reason."""
 
 
-class VllmEngine:
-    """Generates with vLLM, on token ids only: vLLM neither tokenizes nor decodes text."""
+@dataclass(frozen=True, slots=True)
+class VllmClasses:
+    """The classes of vLLM that calls need. `VllmEngine.start` imports them, as importing vllm takes seconds.
 
-    def __init__(self, model: ModelSection, settings: VllmSection, *, threads: int = 1, device: str = "cpu") -> None:
+    Attributes:
+        params: the sampling parameters of a request.
+        prompt: a prompt of token ids.
+        output_kind: which outputs of a request are returned.
+        request_errors: raised for a prompt that the engine cannot use.
+        engine_error: raised for any other failure, and also for such a prompt, which is then the cause.
+        dead_error: raised by an engine that has ended.
+    """
+
+    params: Any
+    prompt: Any
+    output_kind: Any
+    request_errors: tuple[type[Exception], ...]
+    engine_error: type[Exception]
+    dead_error: type[Exception]
+
+
+class VllmEngine:
+    """Generates with vLLM, on token ids only: vLLM neither tokenizes nor decodes text.
+
+    Args:
+        engine: vLLM's own engine.
+        classes: the classes of the same vLLM.
+        scales: RoPE scales that the engine was built with; empty for none.
+        stall_s: seconds without a finished answer after which the engine counts as dead.
+    """
+
+    def __init__(self, engine: Any, classes: VllmClasses, *, scales: tuple[float, ...], stall_s: float) -> None:
+        self.engine = engine
+        self._classes = classes
+        self._scales = scales
+        self._stall_s = stall_s
+        self._request_numbers = itertools.count()
+        self._loop: asyncio.AbstractEventLoop | None = None  # the loop in which calls run
+        self._calls = 0  # number of running calls
+        self._calls_changed = asyncio.Condition()
+        self._deadlines: set[asyncio.Timeout] = set()  # one for each running call
+
+    @classmethod
+    def start(
+        cls, model: ModelSection, settings: VllmSection, *, threads: int = 1, device: str = "cpu"
+    ) -> "VllmEngine":
+        """Start vLLM's processes on a model.
+
+        Raises:
+            MachineError: if vLLM could not start.
+        """
         set_vllm_variables(device=device, threads=threads, cpu_kv_cache_gib=settings.cpu_kv_cache_gib)
         from vllm import SamplingParams as VllmParams
         from vllm import TokensPrompt
@@ -44,25 +92,21 @@ class VllmEngine:
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-        # Classes that later calls need; vllm is imported in this constructor only, as importing it takes seconds.
-        self._params_class, self._prompt_class, self._output_kind = VllmParams, TokensPrompt, RequestOutputKind
-        self._dead_error = EngineDeadError
-        self._request_errors = (VLLMClientError, ValueError)
-        self._engine_error = EngineGenerateError
-        self._request_numbers = itertools.count()
+        classes = VllmClasses(
+            params=VllmParams,
+            prompt=TokensPrompt,
+            output_kind=RequestOutputKind,
+            request_errors=(VLLMClientError, ValueError),
+            engine_error=EngineGenerateError,
+            dead_error=EngineDeadError,
+        )
         # The scales of the study replace those of the model's folder, which vLLM reads by itself.
         scales = resolve_scales(model.rope_scales, load_config(model), model.path)
         arguments = _engine_arguments(model, settings, scales, device=device)
-        self._scales = scales
-        self._loop: asyncio.AbstractEventLoop | None = None  # the loop in which calls run
-        self._calls = 0  # number of running calls
-        self._calls_changed = asyncio.Condition()
-        self._stall_s = 60 * settings.stall_minutes
-        self._deadlines: set[asyncio.Timeout] = set()  # one for each running call
         start_reaper()  # before the engine starts processes
         # The usage context of vLLM's offline class `LLM`: vLLM 0.32 gives it more tokens in a step than a server.
         try:
-            self.engine = AsyncLLM.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
+            engine = AsyncLLM.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
         except RuntimeError as error:
             # Only the log of the engine's process holds the reason.
             larger = "runtime.vllm.cpu_kv_cache_gib" if device == "cpu" else "runtime.vllm.gpu_memory_utilization"
@@ -71,6 +115,7 @@ class VllmEngine:
                 f"({arguments.max_model_len} tokens), lower model.max_length or raise {larger}; POS2DISTILL_DEBUG=1 "
                 f"shows its log"
             ) from error
+        return cls(engine, classes, scales=scales, stall_s=60 * settings.stall_minutes)
 
     async def generate(
         self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]
@@ -139,7 +184,7 @@ class VllmEngine:
             await self.engine.collective_rpc("set_rope_scales", args=(list(scales),))
             # Cached prefixes were computed with other scales.
             cleared = await self.engine.reset_prefix_cache()
-        except self._dead_error as error:
+        except self._classes.dead_error as error:
             raise EngineDied(str(error)) from error
         if not cleared:
             raise EngineDied("vLLM kept prefixes that were computed with other RoPE scales")
@@ -168,18 +213,18 @@ class VllmEngine:
         """
         try:
             return await self._request(prompt, params, seed)
-        except self._dead_error as error:
+        except self._classes.dead_error as error:
             raise EngineDied(str(error)) from error
-        except self._request_errors as error:
+        except self._classes.request_errors as error:
             return Failure.of(error)
-        except self._engine_error as error:
+        except self._classes.engine_error as error:
             # vLLM 0.32 raises this for any failure, and also for a prompt that it cannot use.
-            if isinstance(error.__cause__, self._request_errors):
+            if isinstance(error.__cause__, self._classes.request_errors):
                 return Failure.of(error)
             raise _RequestLost(Failure.of(error).error) from error
 
     async def _request(self, prompt: Tokens, params: SamplingParams, seed: int) -> Completion:
-        request = self._params_class(
+        request = self._classes.params(
             temperature=params.temperature,
             top_p=params.top_p,
             max_tokens=params.max_new_tokens,
@@ -188,9 +233,9 @@ class VllmEngine:
             detokenize=False,
             logprobs=params.stored_top_k or None,
             flat_logprobs=True,  # lists of numbers instead of one object for each token
-            output_kind=self._output_kind.FINAL_ONLY,
+            output_kind=self._classes.output_kind.FINAL_ONLY,
         )
-        vllm_prompt = self._prompt_class(prompt_token_ids=prompt.tolist())
+        vllm_prompt = self._classes.prompt(prompt_token_ids=prompt.tolist())
         stream = self.engine.generate(vllm_prompt, request, request_id=str(next(self._request_numbers)))
         # FINAL_ONLY: the whole response comes as one output.
         async for output in stream:
