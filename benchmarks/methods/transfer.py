@@ -70,8 +70,8 @@ TABLES = {
     ),
     "smollm2": Table(
         {
-            "key-value retrieval": Task("kv_smollm2", ("data.eval_examples=60",)),
-            "natural questions": Task("nq_smollm2", ("data.eval_examples=60",)),
+            "key-value retrieval": Task("kv_smollm2", ("data.eval_examples=60", "evaluation.reference_prompts=false")),
+            "natural questions": Task("nq_smollm2", ("data.eval_examples=60", "evaluation.reference_prompts=false")),
         },
         NARROW_SEARCH,
     ),
