@@ -27,10 +27,10 @@ from .api_input import (
     AnyRecipe,
     Questions,
     Settings,
-    no_command_line,
-    plain,
+    errors_name_arguments,
     questions_file,
     to_overrides,
+    to_plain_value,
     to_recipe,
     to_text,
 )
@@ -45,7 +45,15 @@ if TYPE_CHECKING:
 
 # The columns of a sample without token ids and tensors.
 _SAMPLE_COLUMNS = [
-    *("sample_id", "example_id", "slots", "text", "truncated_text", "correct", "outcome", "error", "finish_reason"),
+    "sample_id",
+    "example_id",
+    "slots",
+    "text",
+    "truncated_text",
+    "correct",
+    "outcome",
+    "error",
+    "finish_reason",
 ]
 
 
@@ -121,7 +129,7 @@ def evaluate(
     slots: int | str | Sequence[int] | None = None,
     examples: int | None = None,
 ) -> Evaluation:
-    """Accuracy by slot, without training: of a recipe's checkpoint (of its base model before there is one), or of any
+    """Accuracy by slot, without training, of a recipe's checkpoint (of its base model before there is one), or of any
     model with a file of questions.
 
     Args:
@@ -142,36 +150,36 @@ def evaluate(
                 "in settings, for example {'evaluation.slots': 5}"
             )
         with _loaded(recipe, settings, data) as loaded:
-            return commands.run_evaluate(loaded)[-1]
+            return _run_evaluate(loaded)
     if model is None or data is None or recipe is not None:
         raise UserError("evaluate: expected either a recipe, or model and data")
     options = {"base_url": base_url, "documents": documents, "slots": slots, "examples": examples}
     with questions_file(data) as file:
-        with no_command_line(settings):
+        with errors_name_arguments(settings):
             loaded = recipe_of_questions(
                 to_text(model, "model"),
                 file,
                 overrides=to_overrides(settings),
-                **{name: plain(value, name) for name, value in options.items()},
+                **{name: to_plain_value(value, name) for name, value in options.items()},
             )
-        return commands.run_evaluate(loaded)[-1]
+        return _run_evaluate(loaded)
 
 
 def sample(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questions | None = None) -> Samples:
-    """Sample the advantaged answers of a recipe's training examples. Arguments and errors: as of `evaluate`."""
+    """Sample the advantaged answers of a recipe's training examples. Arguments and errors: as in `evaluate`."""
     with _loaded(recipe, settings, data) as loaded:
         cells = commands.plan_command(loaded, "sample")
         commands.run_sample(loaded, cells)
         plan = cells[0].plan
-        store = SampleStore(plan.sample.artifact)
-        index = store.index(sample_ids_of(plan.sample))
+        store = SampleStore(plan.first_sample.artifact)
+        index = store.index(sample_ids_of(plan.first_sample))
         # Not all candidates are sampled where fewer are enough.
         table = store.load(index, np.flatnonzero(index.stored), _SAMPLE_COLUMNS)
-        return Samples(plan.sample.artifact.url, plan.sample.output().manifest().counts, table)
+        return Samples(plan.first_sample.artifact.url, plan.first_sample.output().manifest().counts, table)
 
 
 def distill(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questions | None = None) -> Checkpoint:
-    """Train a recipe's checkpoint from its samples. Arguments and errors: as of `evaluate`."""
+    """Train a recipe's checkpoint from its samples. Arguments and errors: as in `evaluate`."""
     with _loaded(recipe, settings, data) as loaded:
         cells = commands.plan_command(loaded, "distill")
         commands.run_distill(loaded, cells)
@@ -179,7 +187,7 @@ def distill(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questi
 
 
 def study(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questions | None = None) -> StudyResult:
-    """Run the whole chain of a recipe: evaluate, sample, distil, evaluate, report. Arguments: as of `evaluate`.
+    """Run the whole chain of a recipe: evaluate, sample, distil, evaluate, report. Arguments: as in `evaluate`.
 
     Raises:
         UserError: as `evaluate`, and for a sweep, which the command line runs.
@@ -207,6 +215,11 @@ def _loaded(recipe: AnyRecipe, settings: Settings | None, data: Questions | None
         return
     with questions_file(data) as file:
         yield to_recipe(recipe, settings, file)
+
+
+def _run_evaluate(recipe: Recipe) -> Evaluation:
+    """The evaluation of the checkpoint, or of the base model if there is none."""
+    return commands.run_evaluate(recipe, commands.plan_command(recipe, "evaluate"))[-1]
 
 
 def _to_checkpoint(artifact: Artifact) -> Checkpoint:

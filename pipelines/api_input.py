@@ -42,15 +42,15 @@ def to_recipe(recipe: AnyRecipe, settings: Settings | None, data: str | None = N
         if overrides:
             raise UserError("settings: a Recipe has its settings already; give its name, file or mapping instead")
         return recipe
-    with no_command_line(settings):
+    with errors_name_arguments(settings):
         if isinstance(recipe, Mapping):
-            raw = {name: plain(section, f"recipe: {name}") for name, section in recipe.items()}
+            raw = {name: to_plain_value(section, f"recipe: {name}") for name, section in recipe.items()}
             return make_recipe(raw, overrides)
         return load_recipe(to_text(recipe, "recipe"), overrides)
 
 
 @contextmanager
-def no_command_line(settings: Settings | None) -> Iterator[None]:
+def errors_name_arguments(settings: Settings | None) -> Iterator[None]:
     """Errors of overrides name what a script has passed, since it has no command line."""
     try:
         yield
@@ -64,7 +64,7 @@ def to_overrides(settings: Settings | None) -> list[str]:
     """Settings by dotted name as `section.field=value`.
 
     Raises:
-        UserError: naming the setting whose value is no number, text, list or mapping.
+        UserError: naming the setting whose value is not a number, text, list or mapping.
     """
     if settings is None:
         return []
@@ -85,7 +85,7 @@ def to_text(value: Any, name: str) -> str:
     return os.fspath(value)
 
 
-def plain(value: Any, name: str) -> Any:
+def to_plain_value(value: Any, name: str) -> Any:
     """A value as a YAML file would hold it: numbers of NumPy and paths become Python numbers and text.
 
     Raises:
@@ -137,7 +137,7 @@ def _to_line(record: Any, number: int) -> bytes:
     if not isinstance(record, Mapping):
         raise UserError(f"data: record {number}: expected a mapping, got {type(record).__name__}")
     # As in Parquet: a `datasets.Dataset` has every field in every row, null where it is missing.
-    fields = drop_null_fields(plain(record, f"data: record {number}"))
+    fields = drop_null_fields(to_plain_value(record, f"data: record {number}"))
     try:
         return f"{json.dumps(fields, ensure_ascii=False)}\n".encode()
     except UnicodeEncodeError:

@@ -1,7 +1,7 @@
-"""The commands: lists of stages, of which those that are not finished run in order."""
+"""The commands: lists of stages, of which those that are not finished run in order. `COMMANDS` has them all."""
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from pydantic import ValidationError
@@ -15,6 +15,7 @@ from pos2distill.evaluation.gate import Gate
 from pos2distill.evaluation.result import Evaluation
 from pos2distill.store.artifacts import other_fingerprints
 from pos2distill.store.checkpoint_layout import model_url
+from pos2distill.store.lease import Lease
 from pos2distill.store.storage import check_storage
 from pos2distill.urls import storage_errors
 
@@ -43,31 +44,49 @@ from .terminal import (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command.
+
+    stages: all of its stages in the plan of one study, finished or not. run: runs those that are not finished and shows
+    the results. takes_sweeps: runs every study of a sweep; the others take one study.
+    """
+
+    stages: Callable[[Plan], list[Stage]]
+    run: Callable[..., object]
+    takes_sweeps: bool = False
+
+
 def plan_command(recipe: Recipe, command: str) -> list[Cell]:
     """What a command runs: the studies of a sweep, or the recipe's only one.
 
-    Functions that run a command take it as `cells`, from callers that read results afterwards: planned anew, the data
-    set, the model or what a hub's `main` names may be others by then.
+    Planned once, before the command runs: for a plan that is made when its results are read, the data set, the model or
+    what a hub's `main` names may be others.
 
     Raises:
         UserError: for a sweep, if the command takes one study.
     """
-    if command not in ("study", "report"):
-        _require_one_study(recipe)
+    if recipe.sweep and not COMMANDS[command].takes_sweeps:
+        raise UserError(
+            f"{recipe.name}: is a sweep of several studies; this command takes one study (study and report take sweeps)"
+        )
     return _make_cells(_with_analysis(recipe) if command == "analyse" else recipe)
 
 
-def run_study(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
-    """The whole chain, up to the report. Of a sweep, every study."""
-    cells = cells or plan_command(recipe, "study")
+def run_study(recipe: Recipe, cells: Sequence[Cell]) -> None:
+    """The whole chain, up to the report. Of a sweep, every study, which share what their settings do not change."""
+    # All of them first: the last study should not be refused hours after the first one has started.
+    _check(cells, "study")
+    for number, cell in enumerate(cells, start=1):
+        if recipe.sweep:
+            print(f"--- study {number} of {len(cells)}{format_settings(cell.settings)}", flush=True)
+        with driver_lease(recipe) as lease:
+            _run(cell, "study", lease)
     if recipe.sweep:
-        _run_sweep(recipe, cells)
+        _report_sweep(recipe, cells)  # takes little time beside the studies, so it is always written
         return
-    plan = _only_plan(cells)
-    stages = stages_of_command("study", plan)
-    preflight(recipe, plan, stages)
-    with driver_lease(recipe) as lease:
-        run_stages(recipe, plan, stages, lease)
+    (cell,) = cells
+    plan = cell.plan
     # All studies in a storage write the same report folder, so its summary says which study it shows.
     if reported_fingerprint(recipe.storage) == plan.fingerprint:
         print(f"{'report':<18}  cached")
@@ -78,7 +97,7 @@ def run_study(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
 
 
 def run_evaluate(
-    recipe: Recipe, cells: Sequence[Cell] | None = None, *, gate: Gate | None = None, baseline: str | None = None
+    recipe: Recipe, cells: Sequence[Cell], *, gate: Gate | None = None, baseline: str | None = None
 ) -> list[Evaluation]:
     """The base model's curve and, once there is a checkpoint, the distilled one's; written to `evaluation/` too.
 
@@ -88,16 +107,16 @@ def run_evaluate(
     Raises:
         GateError: if the data show that a limit is exceeded, or hardly any answer is right.
     """
-    plan = _only_plan(cells or plan_command(recipe, "evaluate"))
+    (cell,) = cells
+    plan = cell.plan
     if plan.other_tasks:
         names = ", ".join(plan.other_tasks)
         print(f"evaluation.also_evaluate: {names}: evaluated by `study`, not by `evaluate`", flush=True)
     # Before anything runs.
     compared = read_baseline(baseline, plan.study) if baseline else None
-    stages = stages_of_command("evaluate", plan)
-    preflight(recipe, plan, stages)
+    _check(cells, "evaluate")
     with driver_lease(recipe) as lease:
-        run_stages(recipe, plan, stages, lease)
+        _run(cell, "evaluate", lease)
         with storage_errors(recipe.storage, "runtime.storage"):
             evaluations = write_evaluations(recipe, plan)
     method = recipe.study.inference.method
@@ -112,16 +131,14 @@ def run_evaluate(
     return list(evaluations.values())
 
 
-def run_analyse(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
+def run_analyse(recipe: Recipe, cells: Sequence[Cell]) -> None:
     """Why answers differ by position: of the base model and, once there is a checkpoint, of the distilled one."""
-    (cell,) = cells or plan_command(recipe, "analyse")
-    recipe, plan = cell.recipe, cell.plan
-    stages = stages_of_command("analyse", plan)
-    preflight(recipe, plan, stages)
+    (cell,) = cells
+    _check(cells, "analyse")
     with driver_lease(recipe) as lease:
-        run_stages(recipe, plan, stages, lease)
-        analyses = read_analyses(plan)
-        write_analysis(recipe, analyses)
+        _run(cell, "analyse", lease)
+        analyses = read_analyses(cell.plan)
+        write_analysis(cell.recipe, analyses)
     for model, analysis in analyses.items():
         print_analysis(model, analysis)
     print_paths(analysis=f"{recipe.storage}/analysis/index.html")
@@ -142,39 +159,38 @@ def _with_analysis(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"study": study})
 
 
-def run_sample(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
+def run_sample(recipe: Recipe, cells: Sequence[Cell]) -> None:
     """Samples, with what the teacher stores beside them."""
-    plan = _only_plan(cells or plan_command(recipe, "sample"))
-    stages = stages_of_command("sample", plan)
-    preflight(recipe, plan, stages)
+    (cell,) = cells
+    _check(cells, "sample")
     with driver_lease(recipe) as lease:
-        run_stages(recipe, plan, stages, lease)
+        _run(cell, "sample", lease)
 
 
-def run_distill(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
+def run_distill(recipe: Recipe, cells: Sequence[Cell]) -> None:
     """The checkpoint, from stored samples; in streamed mode, it samples what is missing at the same time."""
-    plan = _only_plan(cells or plan_command(recipe, "distill"))
-    stages = stages_of_command("distill", plan)
-    preflight(recipe, plan, stages)
+    (cell,) = cells
+    plan = cell.plan
+    _check(cells, "distill")
     with driver_lease(recipe) as lease:
         # Only in streamed mode does this command make the missing samples; staged runs may have a single GPU for both.
         if recipe.runtime.mode == "staged":
-            _require_finished(recipe, plan, [plan.sample])
-        run_stages(recipe, plan, stages, lease)
+            _require_finished(recipe, plan, [plan.first_sample])
+        _run(cell, "distill", lease)
     print_paths(checkpoint=model_url(plan.distill.artifact))
 
 
-def run_report(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
+def run_report(recipe: Recipe, cells: Sequence[Cell]) -> None:
     """The report of a finished study or sweep.
 
     Raises:
         UserError: with the stage, or the studies of the sweep, that are not finished.
     """
-    cells = cells or plan_command(recipe, "report")
     if recipe.sweep:
         _report_sweep(recipe, cells)
         return
-    plan = _only_plan(cells)
+    (cell,) = cells
+    plan = cell.plan
     check_storage(recipe.storage, recipe.name)
     _report(recipe, plan)
 
@@ -184,7 +200,7 @@ def command_summary(recipe: Recipe, command: str, cells: Sequence[Cell]) -> dict
     studies = []
     for cell in cells:
         stages = {}
-        for stage in stages_of_command(command, cell.plan):
+        for stage in COMMANDS[command].stages(cell.plan):
             manifest = stage.artifact.manifest()
             if manifest is not None:
                 found = {"artifact": stage.artifact.url, "counts": manifest.counts, "seconds": manifest.seconds}
@@ -199,34 +215,26 @@ def command_summary(recipe: Recipe, command: str, cells: Sequence[Cell]) -> dict
     return result
 
 
-def stages_of_command(command: str, plan: Plan) -> list[Stage]:
-    """All stages of a command, finished or not."""
-    if command == "evaluate":
-        return plan.evaluation_stages
-    if command == "analyse":
-        return plan.analysis_stages
-    if command == "sample":
-        return plan.sampling_stages
-    if command == "distill":
-        return plan.training_stages
-    return plan.stages
+COMMANDS = {
+    "study": Command(lambda plan: plan.stages, run_study, takes_sweeps=True),
+    "evaluate": Command(lambda plan: plan.stages_for_evaluate, run_evaluate),
+    "analyse": Command(lambda plan: plan.stages_for_analyse, run_analyse),
+    "sample": Command(lambda plan: plan.stages_for_sample, run_sample),
+    "distill": Command(lambda plan: plan.stages_for_distill, run_distill),
+    # It runs none of them.
+    "report": Command(lambda plan: plan.stages, run_report, takes_sweeps=True),
+}
 
 
-def _run_sweep(recipe: Recipe, cells: Sequence[Cell]) -> None:
-    """Every study in the same storage, where studies share the artifacts that their settings do not change."""
-    # All of them first: the last study should not be refused hours after the first one has started.
+def _check(cells: Sequence[Cell], command: str) -> None:
+    """Check everything that a command needs before its first stage."""
     for cell in cells:
-        preflight(cell.recipe, cell.plan, cell.plan.stages)
-    for number, cell in enumerate(cells, start=1):
-        print(f"--- study {number} of {len(cells)}{format_settings(cell.settings)}", flush=True)
-        with driver_lease(recipe) as lease:
-            run_stages(cell.recipe, cell.plan, cell.plan.stages, lease)
-    _report_sweep(recipe, cells)  # takes little time beside the studies, so it is always written
+        preflight(cell.recipe, cell.plan, COMMANDS[command].stages(cell.plan))
 
 
-def _only_plan(cells: Sequence[Cell]) -> Plan:
-    (cell,) = cells
-    return cell.plan
+def _run(cell: Cell, command: str, lease: Lease) -> None:
+    """Run the stages of a command that are not finished."""
+    run_stages(cell.recipe, cell.plan, COMMANDS[command].stages(cell.plan), lease)
 
 
 def _make_cells(recipe: Recipe) -> list[Cell]:
@@ -271,13 +279,6 @@ def _report_sweep(recipe: Recipe, cells: Sequence[Cell]) -> None:
     print_paths(report=f"{recipe.storage}/report/index.html")
 
 
-def _require_one_study(recipe: Recipe) -> None:
-    if recipe.sweep:
-        raise UserError(
-            f"{recipe.name}: is a sweep of several studies; this command takes one study (study and report take sweeps)"
-        )
-
-
 def _require_finished(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
     for stage in stages:
         artifact = stage.artifact
@@ -285,7 +286,7 @@ def _require_finished(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> No
             continue
         others = _made_with_other_settings(recipe, plan, stage)
         hint = f"; it holds {', '.join(others)}, made with other settings" if others else ""
-        command = "`study` first (or `sample`)" if stage is plan.sample else "`study` first"
+        command = "`study` first (or `sample`)" if stage is plan.first_sample else "`study` first"
         raise UserError(
             f"{recipe.storage}: no finished {artifact.name} of fingerprint {artifact.fingerprint}{hint}; run {command}"
         )

@@ -10,7 +10,7 @@ from pos2distill.store.storage import check_storage
 
 from .checks.data_checks import CheckedPrompts, check_data
 from .checks.preflight import preflight
-from .commands import plan_command, stages_of_command
+from .commands import COMMANDS, plan_command
 from .results.gate import read_baseline
 from .results.report import reported_fingerprint
 from .stages.stage import Stage
@@ -23,7 +23,7 @@ _PROMPT_LINES = 5  # shown of its start and of its end
 def show(recipe: Recipe, command: str, *, full: bool, baseline: str | None = None) -> None:
     """Print the settings that differ from the defaults, what the command would run, and parts of a prompt.
 
-    full: all settings, and the whole prompt. baseline: of the gate, as of `run_evaluate`.
+    full: all settings, and the whole prompt. baseline: URL of the predictions that the gate compares with.
 
     Raises:
         UserError: as `describe`, or if there is no baseline; then nothing is printed.
@@ -50,7 +50,7 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
     cells = plan_command(recipe, command)
     prompts: list[CheckedPrompts] = []
     for cell in cells:
-        plan, stages = cell.plan, stages_of_command(command, cell.plan)
+        plan, stages = cell.plan, COMMANDS[command].stages(cell.plan)
         if command == "report":  # it runs no stage
             check_storage(recipe.storage, recipe.name)
         else:

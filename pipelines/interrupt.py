@@ -12,7 +12,7 @@ from types import FrameType
 from typing import TypeVar
 
 from pos2distill.errors import Terminated
-from pos2distill.startup import is_program
+from pos2distill.startup import is_cli_process
 
 _T = TypeVar("_T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -52,7 +52,7 @@ def interruptible(work: Callable[[], _T], request_stop: Callable[[], None]) -> t
     def handle(number: int, _: FrameType | None) -> None:
         received.append(number)
         if len(received) > 1:
-            if is_program():
+            if is_cli_process():
                 os._exit(128 + number)
             raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
         print("\nsaving a checkpoint; press Ctrl-C again to force quit", file=sys.stderr, flush=True)

@@ -3,9 +3,8 @@
 A changed setting changes the fingerprints of the stages that declare it, and of the stages that read their results.
 """
 
-import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pos2distill.config import Recipe, Study, fingerprint
@@ -17,6 +16,7 @@ from pos2distill.tasks.readers import file_digest
 from pos2distill.urls import storage_errors
 
 from .stages import analyse, choose_slot, distill, evaluate, prepare, sample, search_scales
+from .stages.plan_context import PlanContext
 from .stages.stage import Digests, Input, Stage
 
 
@@ -42,7 +42,7 @@ class Round:
 class Plan:
     """The stages of one study.
 
-    study: the whole. search_scales, choose_slot: where settings ask for them. measured: what sampling and training take
+    study: the whole. search_scales, choose_slot: where settings ask for them. resolved: what sampling and training take
     from these two. rounds: one, but for on-policy methods (`method.rounds`). other_tasks: by name.
     fingerprint: of the report, which shows the results of all stages.
     """
@@ -51,7 +51,7 @@ class Plan:
     prepare: Stage
     search_scales: Stage | None
     choose_slot: Stage | None
-    measured: Mapping[str, Input]
+    resolved: Mapping[str, Input]
     evaluate_base: Stage
     rounds: Sequence[Round]
     evaluate_distilled: Stage
@@ -61,7 +61,7 @@ class Plan:
     fingerprint: str
 
     @property
-    def sample(self) -> Stage:
+    def first_sample(self) -> Stage:
         """The sampling of the first round, which needs no training."""
         return self.rounds[0].sample
 
@@ -71,7 +71,7 @@ class Plan:
         return self.rounds[-1].distill
 
     @property
-    def sampling(self) -> list[Stage]:
+    def sample_stages(self) -> list[Stage]:
         """The sampling of every round."""
         return [each.sample for each in self.rounds]
 
@@ -97,39 +97,39 @@ class Plan:
         return [stage for stage in (self.search_scales, self.choose_slot) if stage is not None]
 
     @property
-    def evaluation_stages(self) -> list[Stage]:
+    def stages_for_evaluate(self) -> list[Stage]:
         """The stages of the command `evaluate`; of the distilled model, if there is one."""
-        stages = [self.prepare, *self._measured_for(self.evaluate_base), self.evaluate_base]
+        stages = [self.prepare, *self._measurements_for(self.evaluate_base), self.evaluate_base]
         if self.distill.artifact.is_finished:
             stages.append(self.evaluate_distilled)
         return stages
 
     @property
-    def analysis_stages(self) -> list[Stage]:
+    def stages_for_analyse(self) -> list[Stage]:
         """The stages of the command `analyse`; none without the section. The distilled model's too, if there is one."""
         if self.analyse_base is None or self.analyse_distilled is None:
             return []
-        used = (*self._measured_for(self.evaluate_base), *self._measured_for(self.analyse_base))
-        measured = [stage for stage in self.measurements if stage in used]
-        stages = [self.prepare, *measured, self.evaluate_base, self.analyse_base]
+        used = (*self._measurements_for(self.evaluate_base), *self._measurements_for(self.analyse_base))
+        measurements = [stage for stage in self.measurements if stage in used]
+        stages = [self.prepare, *measurements, self.evaluate_base, self.analyse_base]
         if self.distill.artifact.is_finished:
             stages += [self.evaluate_distilled, self.analyse_distilled]
         return stages
 
     @property
-    def sampling_stages(self) -> list[Stage]:
+    def stages_for_sample(self) -> list[Stage]:
         """The stages of the command `sample`."""
-        return [self.prepare, *self._measured_for(self.sample), self.sample]
+        return [self.prepare, *self._measurements_for(self.first_sample), self.first_sample]
 
-    def _measured_for(self, stage: Stage) -> list[Stage]:
+    def _measurements_for(self, stage: Stage) -> list[Stage]:
         """The measurements that a stage reads."""
         read = [each.artifact for each in stage.inputs.values()]
         return [measurement for measurement in self.measurements if measurement.artifact in read]
 
     @property
-    def training_stages(self) -> list[Stage]:
+    def stages_for_distill(self) -> list[Stage]:
         """The stages of the command `distill`."""
-        return [self.prepare, *self._measured_for(self.sample), *self._rounds]
+        return [self.prepare, *self._measurements_for(self.first_sample), *self._rounds]
 
     @property
     def _rounds(self) -> list[Stage]:
@@ -142,47 +142,8 @@ class Plan:
         Once a checkpoint is finished, the report does not need its samples: another study of a sweep, whose samples
         have the same responses, may have made it.
         """
-        sampling = self.sampling
-        return [stage for stage in self.stages if stage not in sampling or stage.artifact.is_finished]
-
-
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    """The stages before the first evaluation, and what later stages take from them."""
-
-    study: Study
-    prepare: Stage
-    search_scales: Stage | None
-    choose_slot: Stage | None
-
-    @property
-    def for_training(self) -> dict[str, Input]:
-        """Inputs of sampling and training: the searched RoPE scales, the advantageous slot."""
-        inputs = self._scales()
-        if self.choose_slot is not None and self.study.method.advantageous_slot == "auto":
-            inputs["slot"] = self.choose_slot.output()
-        return inputs
-
-    @property
-    def for_evaluation(self) -> dict[str, Input]:
-        """Inputs of evaluations: the searched RoPE scales, the curve that documents are reordered by."""
-        inputs = self._scales()
-        if self.choose_slot is not None and self.study.inference.method == "reorder":
-            inputs["curve"] = self.choose_slot.output()
-        return inputs
-
-    def _scales(self) -> dict[str, Input]:
-        return {} if self.search_scales is None else {"scales": self.search_scales.output()}
-
-
-@dataclass(frozen=True, slots=True)
-class _Sampling:
-    """The stages of a study up to its samples, and what they were planned from."""
-
-    study: Study
-    digests: Digests
-    measured: _Measured
-    sample: Stage
+        sample_stages = self.sample_stages
+        return [stage for stage in self.stages if stage not in sample_stages or stage.artifact.is_finished]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,35 +174,84 @@ def make_plans(recipes: Sequence[Recipe]) -> list[Plan]:
         UserError: if a data file or a model cannot be read.
     """
     # Two passes, since a study can use the store of a study that comes after it in the sweep.
-    samplings = [_plan_sampling(recipe) for recipe in recipes]
+    contexts = [_make_context(recipe) for recipe in recipes]
+    first_samples = [sample.plan(context) for context in contexts]
     with_teacher: dict[str, Stage] = {}
-    for sampling in samplings:
-        if sample.stores_teacher(sampling.sample):
+    for context, first_sample in zip(contexts, first_samples, strict=True):
+        if sample.stores_teacher(first_sample):
             # The first such study is taken, so that the choice depends on the recipe alone.
-            responses = sample.responses(sampling.sample, sampling.digests)
-            with_teacher.setdefault(responses.fingerprint, sampling.sample)
-    return [_make_plan(recipe, each, with_teacher) for recipe, each in zip(recipes, samplings, strict=True)]
+            responses = sample.responses(first_sample, context.digests)
+            with_teacher.setdefault(responses.fingerprint, first_sample)
+    plans = []
+    for recipe, context, first_sample in zip(recipes, contexts, first_samples, strict=True):
+        shared = first_sample
+        if not context.study.method.needs_teacher:
+            responses = sample.responses(first_sample, context.digests)
+            shared = with_teacher.get(responses.fingerprint, first_sample)
+        plans.append(_make_plan(recipe, context, shared))
+    return plans
 
 
-def _make_plan(recipe: Recipe, sampling: _Sampling, with_teacher: Mapping[str, Stage]) -> Plan:
-    study, storage, digests, measured = sampling.study, recipe.storage, sampling.digests, sampling.measured
-    rounds = _plan_rounds(storage, sampling, with_teacher)
+def _make_context(recipe: Recipe) -> PlanContext:
+    """What a recipe's stages are planned from, with the stages before the first evaluation.
+
+    Raises:
+        UserError: if the data file or the model cannot be read.
+    """
+    study, storage = with_canonical_slot(recipe.study), recipe.storage
+    # Only here: an error that a worker meets later may be passing, and a restart may fix it.
+    with storage_errors(study.model.path, "model.path"):
+        model = model_digest(study.model)
+    study = study.model_copy(update={"model": with_commit(study.model, model)})
+    # The name on the server decides which model answers.
+    if study.model.engine == "openai" and recipe.runtime.endpoint.served_model:
+        model = f"{model}, asked as {recipe.runtime.endpoint.served_model}"
+    digests = Digests(model, file_digest(study.data.path))
+    context = PlanContext(study, storage, digests, prepare.plan(study, storage, digests))
+    if study.inference.searches_scales:
+        context = replace(context, search_scales=search_scales.plan(context))
+    if study.method.advantageous_slot == "auto" or study.inference.method == "reorder":
+        context = replace(context, choose_slot=choose_slot.plan(context))
+    return context
+
+
+def _make_plan(recipe: Recipe, context: PlanContext, first_sample: Stage) -> Plan:
+    study = context.study
+    rounds = _plan_rounds(context, first_sample)
     distill_stage = rounds[-1].distill
-    evaluate_base = evaluate.plan(study, storage, digests, measured.prepare, measured.for_evaluation)
-    evaluate_distilled = evaluate.plan(
-        study, storage, digests, measured.prepare, measured.for_evaluation, distill=distill_stage
-    )
+    evaluate_base = evaluate.plan(context)
+    evaluate_distilled = evaluate.plan(context, distill=distill_stage)
     analyse_base = analyse_distilled = None
     if study.analysis is not None:
-        plan_analysis = functools.partial(
-            analyse.plan, study, storage, digests, measured.prepare, measured.for_training
-        )
-        analyse_base = plan_analysis(evaluate_base)
-        analyse_distilled = plan_analysis(evaluate_distilled, distill=distill_stage, base_analysis=analyse_base)
+        analyse_base = analyse.plan(context, evaluate_base)
+        analyse_distilled = analyse.plan(context, evaluate_distilled, distill=distill_stage, base_analysis=analyse_base)
     other_tasks = {}
     for name, other in recipe.other_tasks.items():
-        with prepare.naming_task(name):
-            other_tasks[name] = _plan_task(recipe, name, other, digests, measured, distill_stage)
+        with prepare.prefix_task_errors(name):
+            other_tasks[name] = _plan_task(recipe, context, name, other, distill_stage)
+    return Plan(
+        study=study,
+        prepare=context.prepare,
+        search_scales=context.search_scales,
+        choose_slot=context.choose_slot,
+        resolved=context.training_inputs,
+        evaluate_base=evaluate_base,
+        rounds=rounds,
+        evaluate_distilled=evaluate_distilled,
+        analyse_base=analyse_base,
+        analyse_distilled=analyse_distilled,
+        other_tasks=other_tasks,
+        fingerprint=_report_fingerprint(study, evaluate_base, evaluate_distilled, analyse_distilled, other_tasks),
+    )
+
+
+def _report_fingerprint(
+    study: Study,
+    evaluate_base: Stage,
+    evaluate_distilled: Stage,
+    analyse_distilled: Stage | None,
+    other_tasks: Mapping[str, TaskPlan],
+) -> str:
     # The fingerprint of a distilled evaluation covers the checkpoint, and with it the stages before.
     shown: list[Any] = [evaluate_base.fingerprint, evaluate_distilled.fingerprint]
     if analyse_distilled is not None:
@@ -252,70 +262,19 @@ def _make_plan(recipe: Recipe, sampling: _Sampling, with_teacher: Mapping[str, S
     for each in (study, *(task.study for task in other_tasks.values())):
         if each.evaluation.retriever_ranks:
             shown.append(list(each.evaluation.retriever_ranks))
-    return Plan(
-        study=study,
-        prepare=measured.prepare,
-        search_scales=measured.search_scales,
-        choose_slot=measured.choose_slot,
-        measured=measured.for_training,
-        evaluate_base=evaluate_base,
-        rounds=rounds,
-        evaluate_distilled=evaluate_distilled,
-        analyse_base=analyse_base,
-        analyse_distilled=analyse_distilled,
-        other_tasks=other_tasks,
-        fingerprint=fingerprint(shown, study.evaluation.bootstrap_samples),
-    )
+    return fingerprint(shown, study.evaluation.bootstrap_samples)
 
 
-def _plan_rounds(storage: str, sampling: _Sampling, with_teacher: Mapping[str, Stage]) -> list[Round]:
-    study, digests, prepare_stage = sampling.study, sampling.digests, sampling.measured.prepare
-    measured = sampling.measured.for_training
-    sample_stage = sampling.sample
-    if not study.method.needs_teacher:
-        responses = sample.responses(sample_stage, digests)
-        sample_stage = with_teacher.get(responses.fingerprint, sample_stage)
-    rounds = [Round(sample_stage, distill.plan(study, storage, digests, prepare_stage, measured, sample_stage))]
-    for number in range(2, study.method.rounds + 1):
+def _plan_rounds(context: PlanContext, first_sample: Stage) -> list[Round]:
+    rounds = [Round(first_sample, distill.plan(context, first_sample))]
+    for number in range(2, context.study.method.rounds + 1):
         name, student = f" {number}", rounds[-1].distill
-        sample_stage = sample.plan(study, storage, digests, prepare_stage, measured, round_name=name, student=student)
-        distill_stage = distill.plan(
-            study, storage, digests, prepare_stage, measured, sample_stage, round_name=name, student=student
-        )
-        rounds.append(Round(sample_stage, distill_stage))
+        sample_stage = sample.plan(context, round_name=name, student=student)
+        rounds.append(Round(sample_stage, distill.plan(context, sample_stage, round_name=name, student=student)))
     return rounds
 
 
-def _plan_sampling(recipe: Recipe) -> _Sampling:
-    study, storage = with_canonical_slot(recipe.study), recipe.storage
-    # Only here: an error that a worker meets later may be passing, and a restart may fix it.
-    with storage_errors(study.model.path, "model.path"):
-        model = model_digest(study.model)
-    study = study.model_copy(update={"model": with_commit(study.model, model)})
-    # The name on the server decides which model answers.
-    if study.model.engine == "openai" and recipe.runtime.endpoint.served_model:
-        model = f"{model}, asked as {recipe.runtime.endpoint.served_model}"
-    digests = Digests(model, file_digest(study.data.path))
-    measured = _plan_measured(study, storage, digests)
-    sample_stage = sample.plan(study, storage, digests, measured.prepare, measured.for_training)
-    return _Sampling(study, digests, measured, sample_stage)
-
-
-def _plan_measured(study: Study, storage: str, digests: Digests) -> _Measured:
-    prepare_stage = prepare.plan(study, storage, digests)
-    search_stage = choose_stage = None
-    scales = {}
-    if study.inference.searches_scales:
-        search_stage = search_scales.plan(study, storage, digests, prepare_stage)
-        scales["scales"] = search_stage.output()
-    if study.method.advantageous_slot == "auto" or study.inference.method == "reorder":
-        choose_stage = choose_slot.plan(study, storage, digests, prepare_stage, scales)
-    return _Measured(study, prepare_stage, search_stage, choose_stage)
-
-
-def _plan_task(
-    recipe: Recipe, name: str, other: Study, digests: Digests, measured: _Measured, distill_stage: Stage
-) -> TaskPlan:
+def _plan_task(recipe: Recipe, context: PlanContext, name: str, other: Study, distill_stage: Stage) -> TaskPlan:
     """The data and evaluation of another recipe, with this recipe's models, inference and seeds.
 
     Raises:
@@ -326,7 +285,7 @@ def _plan_task(
         _require_reorderable(name, other)
     # Dumped and validated again, so that the replaced sections are checked against the others.
     raw = other.model_dump(mode="json")
-    raw["model"] = measured.study.model.model_dump(mode="json")
+    raw["model"] = context.study.model.model_dump(mode="json")
     raw["seed"] = recipe.study.seed
     raw["evaluation"]["seed"] = recipe.study.evaluation.seed
     # Only at the prompt length of the other recipe's own training: that is what is compared.
@@ -334,17 +293,10 @@ def _plan_task(
     # Searched scales reach the other task as those of the main one, without a search of its own.
     raw["inference"] = {} if inference.searches_scales else inference.model_dump(mode="json")
     study = validate_evaluated(raw)
-    own_digests = Digests(digests.model, file_digest(other.data.path))
-    storage = recipe.storage
-    prepare_stage = prepare.plan(study, storage, own_digests, task=name)
-    return TaskPlan(
-        study,
-        prepare_stage,
-        evaluate.plan(study, storage, own_digests, prepare_stage, measured.for_evaluation, task=name),
-        evaluate.plan(
-            study, storage, own_digests, prepare_stage, measured.for_evaluation, distill=distill_stage, task=name
-        ),
-    )
+    digests = Digests(context.digests.model, file_digest(other.data.path))
+    prepare_stage = prepare.plan(study, context.storage, digests, task=name)
+    task = replace(context, study=study, digests=digests, prepare=prepare_stage, task=name)
+    return TaskPlan(study, prepare_stage, evaluate.plan(task), evaluate.plan(task, distill=distill_stage))
 
 
 def _require_reorderable(name: str, other: Study) -> None:

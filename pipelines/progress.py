@@ -40,7 +40,7 @@ class Figures:
     idle_seconds: float = math.inf
 
 
-class Pace:
+class RateEstimator:
     """How fast a stage progresses, and how long the rest will take.
 
     The clock starts with the first result of this run. Until then processes start and models load, which says nothing
@@ -58,7 +58,7 @@ class Pace:
         self.changes = 0  # after the first result
 
     def update(self, count: int, now: float, idle_seconds: float = math.inf) -> None:
-        """So much is finished at this time, in seconds. idle_seconds: as of `Figures`."""
+        """So much is finished at this time, in seconds. idle_seconds: as in `Figures`."""
         self.last_sign = max(self.last_sign, now - idle_seconds)
         if self.first_result is not None and count != self.count:
             self.changes += 1
@@ -152,14 +152,14 @@ def show_stage(label: str, total: int, *, done: int, unit: str, hint: str) -> It
     """Show a progress bar, or lines where there is no terminal, while the body counts.
 
     Args:
-        done: of an earlier run. unit: what is counted, in the singular. hint: as of `show_progress`.
+        done: the count of an earlier run. unit: what is counted, in the singular. hint: as in `show_progress`.
     """
     stage = StageProgress(done)
     with _shown(Counted(label, total, done, unit, stage.figures, hint)):
         yield stage
 
 
-def be_quiet() -> None:
+def set_quiet() -> None:
     """Show no progress from now on in this process (`--quiet`)."""
     os.environ[_QUIET] = "1"
 
@@ -213,47 +213,47 @@ def show_bar(counted: Counted, finished: RefreshEvent) -> None:
     with tqdm(
         desc=counted.label, total=counted.total, initial=counted.done, unit=counted.unit, bar_format=bar_format
     ) as bar:
-        for figures, pace in _refreshes(counted, finished):
+        for figures, estimator in _refreshes(counted, finished):
             now = time.monotonic()
             bar.n = figures.count
-            state = figures.waiting_for or pace.describe(now)
-            hint = _hint(counted, figures, pace, start, now)
+            state = figures.waiting_for or estimator.describe(now)
+            hint = _hint(counted, figures, estimator, start, now)
             bar.set_postfix_str(_joined(state, hint, figures.note))  # which draws the bar
 
 
 def show_lines(counted: Counted, finished: RefreshEvent) -> None:
     """A line every few seconds until the body has finished."""
     start = last_line = time.monotonic()
-    for figures, pace in _refreshes(counted, finished):
+    for figures, estimator in _refreshes(counted, finished):
         now = time.monotonic()
         if is_quiet() or now - last_line <= LINE_SECONDS:
             continue
         last_line = now
-        state = pace.describe(now)
+        state = estimator.describe(now)
         if figures.waiting_for:
             state = f"{figures.waiting_for}, {now - start:.0f} s so far"
         finished_so_far = f"{counted.label}: {figures.count} of {counted.total} {counted.unit}s"
-        hint = _hint(counted, figures, pace, start, now)
+        hint = _hint(counted, figures, estimator, start, now)
         print(_joined(finished_so_far, state, hint, figures.note), file=sys.stderr)
 
 
-def _hint(counted: Counted, figures: Figures, pace: Pace, start: float, now: float) -> str:
+def _hint(counted: Counted, figures: Figures, estimator: RateEstimator, start: float, now: float) -> str:
     """Where to look if the stage does not begin, or nothing gets finished any more."""
     does_not_begin = bool(figures.waiting_for) and now - start > STALLED_SECONDS
-    return counted.hint if does_not_begin or pace.is_stalled(now) else ""
+    return counted.hint if does_not_begin or estimator.is_stalled(now) else ""
 
 
 def _joined(*parts: str) -> str:
     return "; ".join(filter(None, parts))
 
 
-def _refreshes(counted: Counted, finished: RefreshEvent) -> Iterator[tuple[Figures, Pace]]:
+def _refreshes(counted: Counted, finished: RefreshEvent) -> Iterator[tuple[Figures, RateEstimator]]:
     """The figures at every refresh, of which one comes after the end, so that the last figures are shown."""
-    pace = Pace(counted.total, counted.done)
+    estimator = RateEstimator(counted.total, counted.done)
     is_last = False
     while not is_last:
         is_last = finished.wait(REFRESH_SECONDS)
         figures = counted.read()
         if figures is not None:
-            pace.update(figures.count, time.monotonic(), figures.idle_seconds)
-            yield figures, pace
+            estimator.update(figures.count, time.monotonic(), figures.idle_seconds)
+            yield figures, estimator

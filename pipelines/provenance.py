@@ -33,12 +33,12 @@ UNFINISHED_FILE = "provenance-unfinished.json"  # of samples that are not publis
 class Provenance:
     """How and where an artifact was made.
 
-    command: as typed, quoted for a shell; empty where no command line made it. settings: all of the recipe, resolved.
+    command: as typed, quoted for a shell; empty where no command line made it. settings: all settings, resolved.
     Neither repeats what looks like a secret. Settings of another task have its name as `task`.
-    revision: the checkout's commit, with `-dirty` if it was changed; empty without a checkout. date: UTC, ISO 8601; of
-    an artifact, when its stage ended, to the millisecond, so that the newest of a storage is known.
-    hardware: of the driver's machine. versions: of the packages that it is made with. stage: that made it. inputs: the
-    folders of the artifacts that this one was made from, by name.
+    revision: the checkout's commit, with `-dirty` if it was changed; empty without a checkout. date: UTC, ISO 8601; for
+    an artifact the end of its stage, to the millisecond, so that the newest of a storage is known.
+    hardware: the driver's machine. versions: those of the packages that it is made with. stage: the stage that made it.
+    inputs: the folders of the artifacts that this one was made from, by name.
     """
 
     command: str
@@ -101,7 +101,7 @@ _PROVENANCE = pydantic.TypeAdapter(Provenance)
 def record_provenance(artifact: Artifact, provenance: Provenance, stage: str, inputs: Mapping[str, Artifact]) -> None:
     """Write it beside the manifest of a finished artifact, unless it is there: a later command did not make it.
 
-    Of samples that a run has stored without finishing them, write it under another name, for `inspect`.
+    For samples that a run has stored without finishing them, write it under another name, for `inspect`.
     """
     is_finished = artifact.is_finished
     if not is_finished and (artifact.name != SAMPLES or not artifact.fs.exists(artifact.path)):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pos2distill.config import Recipe
 from pos2distill.errors import TransientError, warn
 from pos2distill.evaluation.count_warnings import count_warnings
-from pos2distill.startup import is_program
+from pos2distill.startup import is_cli_process
 from pos2distill.store.artifacts import Manifest
 from pos2distill.store.checkpoint_layout import MODEL_FOLDER, STATE_FOLDER, STEPS_FOLDER
 from pos2distill.store.lease import Lease, exit_immediately, hold_lease
@@ -28,7 +28,7 @@ def run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage], lease: Lease
     """Run the stages that are not finished, in order, and print a line for each.
 
     Raises:
-        UserError: as of the stages; what they stored stays.
+        UserError: if a stage raises it; what the stages stored stays.
     """
     streams = plan.distill in stages and recipe.runtime.mode == "streamed"
     runner: _StageRunner | None = None
@@ -38,7 +38,7 @@ def run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage], lease: Lease
         duration = "cached"
         if manifest is not None:
             _check_finished(stage)
-        elif stage in plan.sampling and streams:
+        elif stage in plan.sample_stages and streams:
             continue  # the round's stage `distill` trains on the samples while they are made, and publishes them
         else:
             # Made only when a stage must run, so that a finished study imports no Ray.
@@ -117,7 +117,7 @@ def driver_lease(recipe: Recipe) -> Iterator[Lease]:
     # Another recipe's storage is refused now, not after waiting for its driver to end.
     is_new = claim_storage(recipe.storage, recipe.name)
     try:
-        with hold_lease(recipe.storage, on_lost=exit_immediately if is_program() else None) as lease:
+        with hold_lease(recipe.storage, on_lost=exit_immediately if is_cli_process() else None) as lease:
             claim_storage(recipe.storage, recipe.name)  # again: the previous driver may have released it
             try:
                 yield lease

@@ -4,14 +4,14 @@ import importlib.util
 import sys
 
 from pos2distill import import_pipelines
-from pos2distill.startup import be_program, silent_interrupts
+from pos2distill.startup import mark_as_cli_process, silent_interrupts
 
 _REQUIRED = ("pydantic", "yaml", "fsspec", "pyarrow", "ray")
 
 
 def main() -> int:
     """Run the command line, as all that this process does. Returns the exit code."""
-    be_program()
+    mark_as_cli_process()
     with silent_interrupts():
         missing = [name for name in _REQUIRED if importlib.util.find_spec(name) is None]
         if missing:

@@ -8,28 +8,28 @@ from contextlib import contextmanager
 from types import FrameType
 
 _EXIT_CODE = 130  # 128 + SIGINT; `errors.ExitCode` would be another import before the handler is set
-_program: list[int] = []  # the process that runs the program and nothing else
+_cli_process: list[int] = []  # the id of the process that runs the command line and nothing else
 
 
-def be_program() -> None:
-    """Say that this process is the program itself. Others that call its functions, such as notebooks, are not ended."""
-    _program[:] = [os.getpid()]
+def mark_as_cli_process() -> None:
+    """Record that this process runs the command line alone. Only such a process is ended, never a notebook."""
+    _cli_process[:] = [os.getpid()]
 
 
-def is_program() -> bool:
-    """Whether this process is the program itself, which may end it; not so where a notebook calls its functions."""
-    return _program == [os.getpid()]
+def is_cli_process() -> bool:
+    """Whether this process runs the command line alone, so that it may be ended; false in a notebook."""
+    return _cli_process == [os.getpid()]
 
 
 @contextmanager
 def silent_interrupts() -> Iterator[None]:
     """Within this context, Ctrl-C ends the program at once and prints nothing. For imports, which leave nothing behind.
 
-    Without effect in a process that has not called `be_program`. A handler that the program or its parent has set (such
-    as "ignore", in the background of a shell) stays.
+    Without effect in a process that has not called `mark_as_cli_process`. A handler that the program or its parent has
+    set (such as "ignore", in the background of a shell) stays.
     """
     is_main = threading.current_thread() is threading.main_thread()  # only there a handler can be set
-    if not is_program() or not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    if not is_cli_process() or not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
     signal.signal(signal.SIGINT, _quit)

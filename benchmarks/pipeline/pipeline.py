@@ -1,4 +1,4 @@
-"""How many examples per second pass through everything but the models, and is memory flat? Run:
+"""How many examples per second pass through everything except the models, and does memory stay constant? Run:
 
 python -m benchmarks.pipeline.pipeline [EXAMPLES ...]
 """
@@ -37,7 +37,7 @@ _PERIOD_SECONDS = 10.0  # reading the memory of all processes takes a tenth of a
 
 
 def run_in_own_process(material: Path, examples: int, cores: int) -> dict[str, Any]:
-    """`measure` in a process that may use only so many cores."""
+    """Run `measure` in a process that may use only this number of cores."""
     command = [sys.executable, "-m", "benchmarks.pipeline.pipeline"]
     command += ["--measure", str(material), str(examples), str(cores)]
     completed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
@@ -61,7 +61,7 @@ def measure(material: Path, examples: int, cores: int) -> dict[str, Any]:
         watcher.start()
         stages = {
             "read": lambda: plan.prepare.run(plan.prepare, run),
-            "sample": lambda: plan.sample.run(plan.sample, run),
+            "sample": lambda: plan.first_sample.run(plan.first_sample, run),
             "build rows": lambda: build_rows(recipe, plan),
         }
         for name, run_stage in stages.items():
@@ -96,8 +96,8 @@ def _cpu_since(before: Any, examples: int) -> dict[str, float]:
 
 
 def _sampling_rate_once_started(plan: Plan, examples: int) -> float:
-    """Examples per second between the first and the last part of the store: by then Ray's processes have started."""
-    parts = Path(plan.sample.artifact.path).glob("parts/*.parquet")
+    """Examples per second between the first and the last part of the store. So the start of Ray does not count."""
+    parts = Path(plan.first_sample.artifact.path).glob("parts/*.parquet")
     times = sorted(path.stat().st_mtime for path in parts)
     return examples * (len(times) - 1) / len(times) / (times[-1] - times[0])
 
@@ -107,7 +107,7 @@ def build_rows(recipe: Recipe, plan: Plan) -> None:
     study = recipe.study
     builder = RowBuilder(load_prompt_builder(study, reserve=0), study)
     ids = training_ids(plan.prepare.artifact)
-    loader = BatchLoader(study, ids, SampleStore(plan.sample.artifact), _no_stream, DistContext())
+    loader = BatchLoader(study, ids, SampleStore(plan.first_sample.artifact), _no_stream, DistContext())
     rows = 0
     for batch in loader.batches(TrainingProgress.at_start(len(ids))):
         for sample in batch.samples:

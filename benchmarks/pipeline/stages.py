@@ -71,9 +71,9 @@ def measure(recipe: Recipe, plan: Plan) -> dict[str, float]:
 
 
 def _sample(recipe: Recipe, plan: Plan, stopwatch: Stopwatch) -> None:
-    store = SampleStore(plan.sample.artifact)
+    store = SampleStore(plan.first_sample.artifact)
     store.open()
-    operators = sampling_operators(plan.sample, recipe.runtime, IgnoredCounts(), return_samples=False)
+    operators = sampling_operators(plan.first_sample, recipe.runtime, IgnoredCounts(), return_samples=False)
     functions: list[Callable[[pa.Table], Any]] = []
     for operator in operators:
         if isinstance(operator, ActorOperator):
@@ -83,7 +83,7 @@ def _sample(recipe: Recipe, plan: Plan, stopwatch: Stopwatch) -> None:
     # Tokenizer and data file are loaded once per process, so a first prompt is built before time counts.
     read, build = functions[:2]
     build(read(pa.table({"index": [0]})))
-    for block in missing_blocks(plan.sample, recipe.runtime.samplers.batch_size):
+    for block in missing_blocks(plan.first_sample, recipe.runtime.samplers.batch_size):
         table = block
         for operator, function in zip(operators, functions, strict=True):
             with stopwatch.time(operator.name):
@@ -94,7 +94,7 @@ def _sample(recipe: Recipe, plan: Plan, stopwatch: Stopwatch) -> None:
 
 
 def _build_rows(recipe: Recipe, plan: Plan, stopwatch: Stopwatch) -> None:
-    store = SampleStore(plan.sample.artifact)
+    store = SampleStore(plan.first_sample.artifact)
     builder = RowBuilder(load_prompt_builder(recipe.study, reserve=0), recipe.study)
     ids = training_ids(plan.prepare.artifact)
     with stopwatch.time("index the store"):
@@ -111,7 +111,7 @@ def _build_rows(recipe: Recipe, plan: Plan, stopwatch: Stopwatch) -> None:
 
 
 def measure_evaluation_prompts(recipe: Recipe, plan: Plan) -> float:
-    """CPU seconds of one prompt where examples are evaluated at every slot."""
+    """CPU seconds per prompt if examples are evaluated at every slot."""
     study = recipe.study
     documents = study.data.documents
     specs = [PromptSpec(documents, evaluated_placements(documents, (1,), "all"))]

@@ -1,7 +1,7 @@
 """Keep the report of a finished study: its summary, the machine, and tokens per second of each stage.
 
-Writes NAME.json and NAME.png to this folder. Tokens per second are prompt tokens (in training: those of every row, also
-where rows share them) over the wall time of the stage, which includes the start of its processes.
+Writes NAME.json and NAME.png to this folder. Tokens per second are prompt tokens (in training: the tokens of every row,
+even where rows share them) divided by the wall time of the stage, which includes the start of its processes.
 
 Example (from the project's top folder, after the study):
   python -m benchmarks.real.collect facts_smollm2
@@ -27,10 +27,11 @@ from pos2distill.store.samples import SampleStore
 
 def mean_prompt_tokens(plan: Plan) -> float:
     """Mean length of the prompts at the advantageous slot; at other slots they are as long, up to a few tokens."""
-    folder = SampleStore(plan.sample.artifact).folder
+    artifact = plan.first_sample.artifact
+    folder = SampleStore(artifact).folder
     lengths: list[int] = []
-    for part in list_matching(plan.sample.artifact.fs, folder, "part-*.parquet"):
-        table = plan.sample.artifact.read_table(part.removeprefix(f"{plan.sample.artifact.path}/"), ["prompt_ids"])
+    for part in list_matching(artifact.fs, folder, "part-*.parquet"):
+        table = artifact.read_table(part.removeprefix(f"{artifact.path}/"), ["prompt_ids"])
         lengths += [len(ids) for ids in table["prompt_ids"]]
     return float(np.mean(lengths))
 
@@ -51,7 +52,7 @@ def finished_report(recipe: Recipe) -> Path:
     """The folder of the study's report.
 
     Raises:
-        UserError: if there is none on this machine.
+        UserError: this machine does not have it.
     """
     report = Path(recipe.storage) / "report"
     if not (report / "summary.json").exists():

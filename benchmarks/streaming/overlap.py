@@ -65,7 +65,7 @@ def measure(mode: str, delay_s: float, examples: int) -> dict[str, Any]:
         result: dict[str, Any] = {}
         start = time.monotonic()
         if mode == "staged":
-            plan.sample.run(plan.sample, run)
+            plan.first_sample.run(plan.first_sample, run)
             result["sample_s"] = time.monotonic() - start
         training_start = time.monotonic()
         watcher = threading.Thread(target=_wait_for_first_steps, args=(plan, result), daemon=True)
@@ -83,7 +83,7 @@ def _wait_for_first_steps(plan: Plan, result: dict[str, Any]) -> None:
     folder = Path(plan.distill.artifact.path) / STEPS_FOLDER
     while not list(folder.glob("*.jsonl")):
         time.sleep(0.05)
-    result["samples_at_first_steps"] = BATCH * len(SampleStore(plan.sample.artifact).part_names())
+    result["samples_at_first_steps"] = BATCH * len(SampleStore(plan.first_sample.artifact).part_names())
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from pos2distill.tasks.readers import data_bytes
 
 from ..artifact_names import BASE_SCORES, DISTILLED_SCORES
 from ..plan import Plan
-from ..stages.prepare import EVALUATION, TRAIN, naming_task, read_locations
+from ..stages.prepare import EVALUATION, TRAIN, prefix_task_errors, read_locations
 from ..stages.stage import Stage
 
 # A data file of up to this size is read whole; of a larger one the first records. The stage `prepare` reads all.
@@ -33,9 +33,10 @@ _MANY_UNKNOWN = 0.2
 
 @dataclass(frozen=True, slots=True)
 class CheckedPrompts:
-    """Evaluation prompts of one length. text: of the longest one that was checked, special tokens included.
+    """Evaluation prompts of one length.
 
-    tokens: of that one; None behind a server. reserve: tokens kept free for the answer.
+    text: the longest prompt that was checked, special tokens included. tokens: its length; None behind a server.
+    reserve: tokens kept free for the answer.
     """
 
     task: str | None
@@ -48,13 +49,13 @@ class CheckedPrompts:
 def check_data(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> list[CheckedPrompts]:
     """For `--dry-run`: read the records that are not prepared yet, and check prompts of them (`check_prompts`).
 
-    Of a file above 64 MiB only the first 2,000 records are read; a run reads all of them before it starts Ray.
+    From a file above 64 MiB only the first 2,000 records are read; a run reads all of them before it starts Ray.
     """
     checked = []
     for name, study, prepare in _tasks(plan):
         if prepare not in stages:
             continue
-        with naming_task(name):
+        with prefix_task_errors(name):
             examples = _prepared(prepare) if prepare.artifact.is_finished else _read(prepare)
             warning = distractor_warning(examples.counts)
             if warning:
@@ -70,7 +71,7 @@ def check_prompts(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
     """
     for name, study, prepare in _tasks(plan):
         if prepare in stages:
-            with naming_task(name):
+            with prefix_task_errors(name):
                 _check_prompts(name, study, recipe.runtime.endpoint, plan, stages, _prepared(prepare))
 
 
@@ -138,7 +139,7 @@ def _check_prompts(
             longest = heapq.nlargest(_LONGEST, evaluated, key=length)
             if longest:
                 checked.append(_check_examples(limits, name, longest, count, study.evaluation.max_new_tokens))
-    if study is plan.study and plan.sample in stages:
+    if study is plan.study and plan.first_sample in stages:
         # A sample whose prompt is too long is a failed one, of which some are allowed. If the shortest is, all are.
         length = functools.partial(_characters, documents=study.data.documents)
         shortest = heapq.nsmallest(1, islice(examples.train, _MAX_EXAMPLES), key=length)
@@ -149,8 +150,9 @@ def _check_prompts(
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """What prompts of a study must fit. served_context: of a server that names it. vocabulary: 0 behind a server.
+    """What prompts of a study must fit.
 
+    served_context: tokens of the server's context, if it reports them. vocabulary: its size; 0 behind a server.
     locations: as in `_Examples`.
     """
 

@@ -51,7 +51,7 @@ def check_weights_once(model: ModelSection, _version: str) -> None:
     """The weights fit the config. A warning if its context is longer than the model was made for.
 
     Args:
-        _version: of the model's files (`files_version`).
+        _version: the version of the model's files (`files_version`).
     """
     from pos2distill.models.check import check_weights
 
@@ -72,7 +72,7 @@ def check_tokenizer(study: Study, version: str) -> None:
     """The tokenizer has a chat template that shows what the prompts of the study say.
 
     Args:
-        version: of the model's files (`files_version`).
+        version: the version of the model's files (`files_version`).
     """
     template = study.data.template
     has_system = template is not None and bool(template.system)

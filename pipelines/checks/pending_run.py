@@ -30,7 +30,7 @@ class PendingRun:
     @property
     def encodes(self) -> bool:
         """Whether actors with the base model store its hidden states."""
-        return self.study.method.teacher == "cached" and self.plan.sample in self.pending
+        return self.study.method.teacher == "cached" and self.plan.first_sample in self.pending
 
     @property
     def analyses(self) -> bool:

@@ -45,7 +45,7 @@ def preflight(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
 
 def check_needs_weights(run: PendingRun) -> None:
     """A study that can only be evaluated is not trained, sampled or analysed."""
-    evaluation = run.plan.evaluation_stages
+    evaluation = run.plan.stages_for_evaluate
     if all(stage in evaluation for stage in run.pending):
         return
     if not run.study.data.train_examples:
@@ -83,7 +83,7 @@ def check_placement(run: PendingRun) -> None:
     # For a name on a server, a revision only distinguishes models that had it at different times.
     has_revisions = model.uses_chat_api or is_hub_name(model.path)
     if model.revision is not None and not has_revisions:
-        raise UserError(f"model.revision: {model.path} is no hub name and has no revisions; set model.revision=null")
+        raise UserError(f"model.revision: {model.path} is not a hub name and has no revisions; set model.revision=null")
 
 
 def check_folder_names(run: PendingRun) -> None:

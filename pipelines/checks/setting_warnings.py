@@ -41,7 +41,7 @@ def warn_of_unused_local_gpus(recipe: Recipe, pools: Sequence[str], gpus: int) -
     """Print the settings with which a run would use this machine's GPUs, if none of its pools asks for one.
 
     Args:
-        pools: that run a model. gpus: of this machine.
+        pools: those that run a model. gpus: the number that this machine has.
     """
     if not gpus or not pools or any(getattr(recipe.runtime, pool).gpus for pool in pools):
         return
@@ -188,7 +188,7 @@ def _recorded(artifact: Artifact, settings: Mapping[str, Any]) -> dict[str, Any]
     """The sections that an artifact was made with, by the names of these settings; None if that is not known."""
     try:
         provenance = read_provenance(artifact)
-    except UserError:  # the record is corrupt, which is no reason to stop a run that does not need it
+    except UserError:  # the record is corrupt, which must not stop a run that does not need it
         return None
     return {name: provenance.settings.get(name) for name in settings} if provenance else None
 

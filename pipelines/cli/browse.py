@@ -1,4 +1,4 @@
-"""The commands for finished results: `inspect`, `runs` and `compare` read them, `export` and `push` give them away."""
+"""Commands for finished results: `inspect`, `runs` and `compare` read them, `export` and `push` copy them elsewhere."""
 
 import argparse
 import json
@@ -44,7 +44,7 @@ def add_browsing(add_command: Callable[[str, str, str], argparse.ArgumentParser]
     inspect.add_argument("run", metavar="RUN")
     inspect.add_argument("--example", metavar="TEXT", help="an id, or text in the id, the location or the question")
     inspect.add_argument(
-        "--position", metavar="N", help="of the gold document, from 1; several hops: 1>5; none: without documents"
+        "--position", metavar="N", help="that of the gold document, from 1; several hops: 1>5; none: without documents"
     )
     inspect.add_argument(
         "--outcome",
@@ -54,13 +54,15 @@ def add_browsing(add_command: Callable[[str, str, str], argparse.ArgumentParser]
     inspect.add_argument("--limit", type=int, default=5, metavar="N", help="answers to show (default 5); 0: all")
     inspect.add_argument("--samples", action="store_true", help="the samples, not the answers of evaluations")
     inspect.add_argument(
-        "--entropy", action="store_true", help="of kept samples, the teacher's entropy at each token, in nats"
+        "--entropy", action="store_true", help="for kept samples, the teacher's entropy at each token, in nats"
     )
     inspect.add_argument("--task", metavar="NAME", help="one of evaluation.also_evaluate, instead of the main task")
     inspect.add_argument("--prompts", action="store_true", help="the text of each prompt too")
     text = "list finished studies and evaluations: date, method or model, mean and GAP"
     runs = add_command("runs", text, text)
-    runs.add_argument("folder", metavar="FOLDER", nargs="?", default="runs", help="of runs, or one run (default: runs)")
+    runs.add_argument(
+        "folder", metavar="FOLDER", nargs="?", default="runs", help="a folder of runs, or one run (default: runs)"
+    )
     text = "curves of several studies or evaluated models side by side, with paired differences"
     compare = add_command("compare", text, text)
     compare.add_argument(

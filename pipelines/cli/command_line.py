@@ -15,7 +15,7 @@ import select
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from pos2distill.config import Recipe
@@ -95,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         exit_code = _report_error(line)
         if is_transient(error):
-            _wait_out()
+            _delay_failed_attempt()
         return exit_code
 
 
@@ -117,7 +117,7 @@ def _stop_or_delay_retries(error: UserError) -> None:
     After a fault that may be of this attempt's machine alone, the operator tries again at once.
     """
     if isinstance(error, TransientError):
-        _wait_out()
+        _delay_failed_attempt()
     elif not isinstance(error, MachineError):
         _stop_retries()
 
@@ -130,8 +130,8 @@ def _stop_retries(why: str = NOT_RETRIED) -> None:
         stop_own_job(why)
 
 
-def _wait_out() -> None:
-    """On such a cluster, leave a storage, a hub or the network time to come back: of attempts there are few."""
+def _delay_failed_attempt() -> None:
+    """On such a cluster, wait before this attempt ends: the fault may pass, and attempts are limited."""
     if os.environ.get(JOB_DASHBOARD_VARIABLE):
         minutes = _FAILED_ATTEMPT_SECONDS / 60
         print(f"this attempt ends in {minutes:g} minutes, since the cause may pass", file=sys.stderr, flush=True)
@@ -151,7 +151,7 @@ def _output_is_closed() -> bool:
     """Whether the reader of a pipe from this program has ended (`| head`). Then nothing more is written to it."""
     try:
         output = sys.stdout.fileno()
-    except OSError:  # it is no file
+    except OSError:  # it is not a file
         return False
     poll = select.poll()
     poll.register(output, 0)
@@ -250,25 +250,16 @@ def _run_command(options: argparse.Namespace, recipe: Recipe, gate: dict[str, An
         from .. import commands
         from ..attempts import record_failure
         from ..interrupt import terminable
-
-    functions: dict[str, Callable[..., object]] = {
-        "study": commands.run_study,
-        "evaluate": commands.run_evaluate,
-        "analyse": commands.run_analyse,
-        "sample": commands.run_sample,
-        "distill": commands.run_distill,
-        "report": commands.run_report,
-    }
-    from ..progress import be_quiet
+        from ..progress import set_quiet
 
     if options.quiet:
-        be_quiet()
+        set_quiet()
     gate_error = None
     try:
         # SIGTERM raises like Ctrl-C, so that `finally` blocks release the storage and remove unfinished files.
         with terminable(), _redirected_output(options):
             cells = commands.plan_command(recipe, options.command)
-            functions[options.command](recipe, cells, **gate)
+            commands.COMMANDS[options.command].run(recipe, cells, **gate)
     except GateError as error:
         gate_error = error  # the results that the gate refuses are complete
     except Exception as error:

@@ -11,7 +11,7 @@ from .argument_parser import OneLineParser
 from .browse import add_browsing
 from .gate_options import add_gate
 from .help_texts import CLUSTER, CLUSTER_EXAMPLES, SUBMIT, examples
-from .job_command import COMMANDS, WORDS_HELP
+from .job_command import COMMAND_HELP, WORDS_HELP
 from .model_options import add_model_options
 
 RENDERING = ("render", "validate", "submit")
@@ -29,7 +29,7 @@ def build_parser() -> OneLineParser:
     )
     parser.add_argument("--version", action="version", version=f"pos2distill {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, text in COMMANDS.items():
+    for name, text in COMMAND_HELP.items():
         command = _add_command(commands, name, text, text)
         nargs = "?" if name == "evaluate" else None
         command.add_argument(
@@ -93,7 +93,7 @@ def _add_submit(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     command = _add_command(commands, "submit", text, SUBMIT)
     command.add_argument("words", nargs="+", metavar="[COMMAND] RECIPE or setting", help=WORDS_HELP)
     command.add_argument(
-        "--address", required=True, metavar="URL", help="of the cluster's dashboard, for example http://127.0.0.1:8265"
+        "--address", required=True, metavar="URL", help="the cluster's dashboard, for example http://127.0.0.1:8265"
     )
     command.add_argument(
         "--allow-plain-http", action="store_true", help="send the token to another machine without encryption"

@@ -34,7 +34,7 @@ def add_gate(command: argparse.ArgumentParser) -> None:
     gate.add_argument(
         "--baseline",
         metavar="URL",
-        help="of --fail-if-drop-above: the folder of another evaluation of the same questions",
+        help="for --fail-if-drop-above: the folder of another evaluation of the same questions",
     )
 
 

@@ -8,15 +8,15 @@ from pos2distill.errors import UserError, did_you_mean
 
 from .gate_options import gate_flags
 
-COMMANDS = {
+COMMAND_HELP = {
     "study": "the whole chain: evaluate, sample, distil, evaluate again, report; finished stages are skipped",
     "evaluate": "accuracy at every slot: of a recipe's base model and checkpoint if there is one, or of any --model",
-    "analyse": "why answers differ by position: KL by token, recovery, attention, failed steps; models as of evaluate",
+    "analyse": "why answers differ by position: KL by token, recovery, attention, failed steps; models as in evaluate",
     "sample": "advantaged responses into the sample store, with the teacher's hidden states",
     "distill": "train on the stored samples; with runtime.mode=streamed, sample what is missing at the same time",
     "report": "the HTML page and summary.json, from finished results",
 }
-WORDS_HELP = f"{', '.join(COMMANDS)} (study if left out); a recipe; section.field=value"
+WORDS_HELP = f"{', '.join(COMMAND_HELP)} (study if left out); a recipe; section.field=value"
 
 
 def split_command(caller: str, words: list[str], *, needs_recipe: bool = True) -> tuple[str, list[str]]:
@@ -29,11 +29,11 @@ def split_command(caller: str, words: list[str], *, needs_recipe: bool = True) -
         UserError: for a command that does not exist, or one without a recipe.
     """
     first = words[0] if words else ""
-    is_command = first in COMMANDS
+    is_command = first in COMMAND_HELP
     # The command may be left out, so a misspelt one would be read as a recipe and the recipe as a setting.
     precedes_recipe = bool(words[1:]) and (words[1] in recipe_names() or os.path.isfile(words[1]))
     if not is_command and precedes_recipe and "=" not in first:
-        raise UserError(f"{caller}: {first}: no such command{did_you_mean(first, COMMANDS)}")
+        raise UserError(f"{caller}: {first}: no such command{did_you_mean(first, COMMAND_HELP)}")
     rest = words[1:] if is_command else words
     if (is_command or needs_recipe) and (not rest or "=" in rest[0]):
         raise UserError(f"{caller}: expected [COMMAND] RECIPE [section.field=value ...]; the recipe is missing")

@@ -26,7 +26,7 @@ def add_model_options(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("instead of a RECIPE")
     group.add_argument("--model", metavar="PATH|NAME", help="folder, URL or hub name; with --base-url the served name")
     group.add_argument("--data", metavar="FILE", help="questions as JSON Lines (docs/data.md); all of them can be used")
-    group.add_argument("--base-url", metavar="URL", help="of a server with OpenAI's API (docs/evaluate.md)")
+    group.add_argument("--base-url", metavar="URL", help="a server with OpenAI's API (docs/evaluate.md)")
     group.add_argument("--documents", type=int, metavar="N", help="documents in a prompt (default 20)")
     group.add_argument(
         "--examples",
@@ -83,7 +83,7 @@ def recipe_of_questions(
     """The recipe that evaluates a model on a file of questions: on 100 of them, or on all if the file has fewer.
 
     Args:
-        examples: how many; then a file with fewer is refused. The others are as of `evaluation_recipe`.
+        examples: how many; then a file with fewer is refused. The others: see `evaluation_recipe`.
     Raises:
         UserError: naming the setting at fault, or the record that cannot be read.
     """

@@ -47,8 +47,8 @@ class Tracker(Protocol):
 class Stream:
     """Samples that are made while training runs.
 
-    blocks: what is still missing, asked for whenever workers start; picklable. operators: from blocks to samples.
-    preserve_order: samples arrive in the order of the blocks.
+    blocks: what is still missing, asked for whenever workers start; picklable. operators: make
+    samples of blocks. preserve_order: samples arrive in the order of the blocks.
     """
 
     blocks: Callable[[], list[pa.Table]]

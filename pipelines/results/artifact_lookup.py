@@ -22,7 +22,7 @@ def list_artifacts(
 ) -> list[Artifact]:
     """The finished artifacts of these names in a storage, the newest first; those of unknown date come last.
 
-    Of those of the same moment, the first name comes first.
+    Among those of the same moment, the first name comes first.
 
     Args:
         task: one of `evaluation.also_evaluate`. Default: the main task.
@@ -51,7 +51,7 @@ def open_folder(folder: str, name: str) -> tuple[fsspec.AbstractFileSystem, str]
     """The file system of a folder that the user named, and the path in it. There may be no such folder.
 
     Args:
-        name: of the argument, for the message.
+        name: the name of the argument, for the message.
     Raises:
         UserError: for an empty name, or a folder that may not be read.
     """
@@ -69,7 +69,7 @@ def open_artifact(
     """The artifact at a path, or the newest one in a run's storage, of the first kind of which there are any.
 
     Args:
-        kinds: each by the names of its artifacts. task, unfinished: as of `list_artifacts`.
+        kinds: each by the names of its artifacts. task, unfinished: see `list_artifacts`.
     Raises:
         UserError: if there is neither.
     """
@@ -81,7 +81,7 @@ def open_artifact(
             storage, _, folder = run.rpartition("/")
             artifact = Artifact.in_folder(storage or ".", folder)
             if artifact.name not in names:
-                raise UserError(f"{run}: is no folder of answers; expected one named {', '.join(names)}-FINGERPRINT")
+                raise UserError(f"{run}: is not a folder of answers; expected one named {', '.join(names)}-FINGERPRINT")
             return artifact
         if not fs.exists(f"{path}/{RUN_FILE}"):
             if not fs.exists(path):

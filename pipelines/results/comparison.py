@@ -57,7 +57,7 @@ def compare_runs(runs: list[str]) -> dict[str, Any]:
             to exported questions.
     Returns: `runs`, in order: report, name, path of the base model, method, positions, accuracy, interval, mean and GAP
     (with its interval, and corrected) of each run's last model; the base model of the first run comes before it.
-    `differences`: of all but the first, paired over so many `questions`, or null where prompts differ.
+    `differences`: one for each but the first, paired over so many `questions`, or null where prompts differ.
     Raises:
         UserError: if a run has none of these, or its summary is corrupt.
     """

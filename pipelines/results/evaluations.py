@@ -11,7 +11,7 @@ from pos2distill.store.checkpoint_layout import model_url
 
 from ..plan import Plan
 from ..stages.answers import PREDICTIONS, read_refused
-from ..stages.measured import with_measured
+from ..stages.resolve import resolve_auto_settings
 from ..stages.stage import Stage
 from .folders import write_folder
 from .report import TaskResults, describe_run, provenance_or_now, read_search, report_inputs
@@ -20,7 +20,7 @@ from .report import TaskResults, describe_run, provenance_or_now, read_search, r
 def write_evaluations(recipe: Recipe, plan: Plan) -> dict[str, Evaluation]:
     """Write `evaluation/`: index.html, summary.json, curves.csv and pictures.
 
-    Returns: as `read_evaluations`.
+    Returns: see `read_evaluations`.
     """
     evaluations = read_evaluations(recipe, plan)
     if len(evaluations) == 1:
@@ -37,7 +37,7 @@ def _page_inputs(recipe: Recipe, plan: Plan, evaluation: Evaluation) -> Evaluati
     run = describe_run(
         recipe,
         plan,
-        plan.evaluation_stages,
+        plan.stages_for_evaluate,
         provenance=provenance_or_now(plan.evaluate_base.artifact, recipe, plan),
         settings=_settings(plan),
         fingerprint=evaluation.fingerprint,
@@ -65,7 +65,7 @@ def _summarise(recipe: Recipe, plan: Plan, evaluations: Mapping[str, Evaluation]
 def _settings(plan: Plan) -> dict[str, Any]:
     """The settings of the study, with the RoPE scales that were searched."""
     scales = {name: each for name, each in plan.evaluate_base.inputs.items() if name == "scales"}
-    return with_measured(plan.study, scales).model_dump(mode="json")
+    return resolve_auto_settings(plan.study, scales).model_dump(mode="json")
 
 
 def read_evaluations(recipe: Recipe, plan: Plan) -> dict[str, Evaluation]:

@@ -65,7 +65,7 @@ def _move(fs: Any, source: str, target: str) -> None:
 
 
 def _fingerprints(content: Mapping[str, Any]) -> dict[str, str]:
-    """The fingerprint of the report, or those of each model's results; none if one is no hexadecimal number."""
+    """The fingerprint of the report, or those of each model's results; none if one is not a hexadecimal number."""
     found = {}
     if isinstance(content.get("fingerprint"), str):
         found["all"] = content["fingerprint"]

@@ -44,7 +44,7 @@ def check_evaluation(gate: Gate, study: Study, evaluation: Evaluation, baseline:
     """Print the limits that the evaluation keeps.
 
     Args:
-        baseline: of `read_baseline`; None without one.
+        baseline: the result of `read_baseline`; None without a baseline.
     Raises:
         GateError: if the data show that a limit is exceeded, or hardly any answer is right.
         UserError: if the baseline has other questions or slots.

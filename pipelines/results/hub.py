@@ -29,7 +29,7 @@ def push_checkpoint(run: str, repository: str, *, private: bool = False) -> str:
 
     Args:
         run: a storage, whose newest checkpoint is meant, or the path of a checkpoint's artifact.
-        private: of a repository that is made by this call.
+        private: whether a repository that this call makes is private.
     Raises:
         UserError: if there is no checkpoint, it has no model card yet, or the hub refuses it.
     """

@@ -131,7 +131,7 @@ def read_sample_logs(paths: list[str], folder: str) -> pa.Table:
     """Scores of the harness's answers to exported questions, in those columns of `PREDICTION_SCHEMA` that it knows.
 
     Args:
-        paths: of `find_sample_logs`. folder: where they were found.
+        paths: the result of `find_sample_logs`. folder: where they were found.
     Raises:
         UserError: if a line is not of an exported task, with its file and number.
     """

@@ -1,6 +1,6 @@
 """The report: everything the artifacts of a study hold, for people and programs.
 
-It is no stage and has no artifact: `report/` is of the study that was reported last (see `folders`).
+It is not a stage and has no artifact: `report/` shows the study that was reported last (see `folders`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,8 +33,8 @@ from ..stages.analyse import ANALYSIS, read_analysis
 from ..stages.answers import PREDICTIONS
 from ..stages.distill import has_adapter, read_steps
 from ..stages.evaluate import eval_specs
-from ..stages.measured import with_measured
 from ..stages.prepare import EVALUATION, read_locations
+from ..stages.resolve import resolve_auto_settings
 from ..stages.stage import Stage
 from .folders import read_index, write_folder
 
@@ -56,7 +56,7 @@ def make_report(recipe: Recipe, plan: Plan) -> Comparison:
 
 def compare_models(plan: Plan) -> Comparison:
     """The comparison of a finished study at the prompt length of training."""
-    study = with_measured(plan.study, plan.measured)
+    study = resolve_auto_settings(plan.study, plan.resolved)
     return TaskResults(study, plan.prepare, plan.evaluate_base, plan.evaluate_distilled).comparisons()[0]
 
 
@@ -123,10 +123,10 @@ def _shown_slots(study: Study) -> Slots:
 
 def report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
     """What the report shows of the stages that are finished, which both evaluations and the checkpoint must be."""
-    study = with_measured(plan.study, plan.measured)
+    study = resolve_auto_settings(plan.study, plan.resolved)
     choice = None
-    if "slot" in plan.measured:
-        choice = plan.measured["slot"].details("accuracy", "ci95")
+    if "slot" in plan.resolved:
+        choice = plan.resolved["slot"].details("accuracy", "ci95")
     main = TaskResults(study, plan.prepare, plan.evaluate_base, plan.evaluate_distilled)
     first, *others = main.comparisons()
     other_results = {}
@@ -174,7 +174,7 @@ def describe_run(
     fingerprint: str,
     prompt_lengths: Mapping[str, Any],
 ) -> RunDescription:
-    """What a page shows of a run besides its results. Args: as of `RunDescription`; stages: those that are counted."""
+    """What a page shows of a run besides its results. Args: see `RunDescription`; stages: those that are counted."""
     counts, seconds = _counts_and_seconds(stages)
     return RunDescription(
         name=recipe.name,

@@ -25,10 +25,10 @@ _EVALUATION = "evaluation"  # the folder of the results of `evaluate`
 class RunSummary:
     """What the report of a study, or the results of `evaluate`, say of what is listed and compared.
 
-    folder: of the report or the results. curves: of the models `base` and `distilled`, of which an evaluation may have
-    the first one only; artifacts: the folders of their answers. model: the path of the base model. method: `none` if
-    the base model alone was evaluated. inference: the method that all answered with. bootstrap: the settings of
-    intervals.
+    folder: that of the report or the results. curves: those of the models `base` and `distilled`, of which an
+    evaluation may have the first one only; artifacts: the folders of their answers. model: the path of the base model.
+    method: `none` if the base model alone was evaluated. inference: the method that all answered with. bootstrap: the
+    settings of intervals.
     """
 
     folder: str
@@ -54,9 +54,9 @@ _RUN_SUMMARY = pydantic.TypeAdapter(RunSummary)
 
 
 def read_summaries(folder: str) -> dict[str, dict[str, Any]]:
-    """Content of `summary.json` by its folder: of all reports in a run's storage, or of all runs in a folder.
+    """The contents of `summary.json`, by folder: all reports in a run's storage, or all runs in a folder.
 
-    Of a run without a report, of the results of `evaluate`.
+    For a run without a report, the results of `evaluate`.
 
     Raises:
         UserError: if there is no such folder, it may not be read, or one of the files is corrupt.
@@ -123,7 +123,7 @@ def to_run_summary(folder: str, summary: Mapping[str, Any]) -> RunSummary:
     """The content of a `summary.json`.
 
     Raises:
-        UserError: if values are missing or are no such values.
+        UserError: if values are missing or of another type.
     """
     try:
         settings = summary["settings"]

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pos2distill.config import AnalysisSection, ModelSection, PoolSection, Study
 from pos2distill.config.restrict import restrict
 from pos2distill.evaluation.analysis import FIGURES, summarise_analysis
-from pos2distill.records import ANSWER_SCHEMA, PASSES_SCHEMA, Example, Slots, example_from_row
+from pos2distill.records import PASSES_SCHEMA, RESPONSE_SCHEMA, Example, Slots, example_from_row
 from pos2distill.sampling.blocks import batches_of, examples_per_block, index_blocks
 from pos2distill.sampling.engines.protocol import Completion, SamplingParams
 from pos2distill.sampling.operators import ActorOperator, TableFunction, generation_operators
@@ -27,10 +27,11 @@ from pos2distill.tasks.permutations import advantageous_slots
 from ..artifact_names import BASE_ANALYSIS, DISTILLED_ANALYSIS
 from ..progress import show_stage
 from .answers import PREDICTIONS, PROMPT_FIELDS
-from .measured import with_distilled, with_measured
+from .plan_context import PlanContext
 from .prepare import EVALUATION, evaluation_examples
+from .resolve import resolve_auto_settings, with_distilled
 from .sample import TEACHERS
-from .stage import Digests, Input, RunContext, Stage, recorded_seconds
+from .stage import RunContext, Stage, recorded_seconds
 
 ANALYSIS = "analysis.json"
 PASSES = "passes.parquet"
@@ -48,34 +49,27 @@ _FIELDS = (
 # Columns of `PASSES_SCHEMA`: what the analysis of another model reads.
 _RESPONSES = ["example_id", "example", "slots", "response_ids", "hidden", "hidden_dtype"]
 _RESPONSES_PER_BLOCK = 4
-_ANSWERS = pa.schema([ANSWER_SCHEMA.field(name) for name in (*_RESPONSES[:4], "outcome")])
+_ANSWERS = pa.schema([RESPONSE_SCHEMA.field(name) for name in (*_RESPONSES[:4], "outcome")])
 
 
 def plan(
-    study: Study,
-    storage: str,
-    digests: Digests,
-    prepare: Stage,
-    measured: Mapping[str, Input],
-    evaluation: Stage,
-    *,
-    distill: Stage | None = None,
-    base_analysis: Stage | None = None,
+    context: PlanContext, evaluation: Stage, *, distill: Stage | None = None, base_analysis: Stage | None = None
 ) -> Stage:
     """The analysis of the base model, or of the model that the stage `distill` makes.
 
     Args:
-        measured: what was measured of the model before. evaluation: of the same model.
-        base_analysis: that of the base model, for that of the distilled one.
+        evaluation: the evaluation of the same model.
+        base_analysis: the analysis of the base model, for that of the distilled one.
     """
-    settings = restrict(study, _FIELDS)
-    inputs = {"examples": evaluation_examples(prepare, digests), "predictions": evaluation.output(), **measured}
+    settings = restrict(context.study, _FIELDS)
+    examples = evaluation_examples(context.prepare, context.digests)
+    inputs = {"examples": examples, "predictions": evaluation.output(), **context.training_inputs}
     name, folder = "analyse base", BASE_ANALYSIS
     if distill is not None and base_analysis is not None:
         inputs["checkpoint"] = distill.output()
         inputs["base_analysis"] = base_analysis.output()
         name, folder = "analyse distilled", DISTILLED_ANALYSIS
-    artifact = Artifact(storage, folder, digests.fingerprint(settings, inputs))
+    artifact = Artifact(context.storage, folder, context.digests.fingerprint(settings, inputs))
     return Stage(name, artifact, settings, run, inputs)
 
 
@@ -85,7 +79,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     Counts: examples = right + wrong + empty + failed, of the answers at the advantageous slot; passes = right answers *
     placements.
     """
-    base = with_measured(stage.study, stage.inputs)
+    base = resolve_auto_settings(stage.study, stage.inputs)
     study = with_distilled(base, stage.inputs)
     artifact = stage.artifact
     artifact.fs.makedirs(artifact.path, exist_ok=True)

@@ -3,12 +3,10 @@
 It is measured on training examples, so that the choice has not seen the examples that are evaluated later.
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict
 
 import numpy as np
 
-from pos2distill.config import Study
 from pos2distill.config.restrict import restrict
 from pos2distill.evaluation.scores import to_curve, to_grid
 from pos2distill.sampling.prompting import PromptSpec
@@ -17,9 +15,10 @@ from pos2distill.tasks.permutations import candidate_placements
 
 from ..artifact_names import SLOT_SCORES
 from .answers import PROMPT_FIELDS, predict, publish
-from .measured import with_measured
+from .plan_context import PlanContext
 from .prepare import TRAIN, count_training, training_examples
-from .stage import Digests, Input, RunContext, Stage, recorded_seconds
+from .resolve import resolve_auto_settings
+from .stage import RunContext, Stage, recorded_seconds
 
 _BOOTSTRAP_SAMPLES = 2000
 
@@ -32,24 +31,20 @@ _FIELDS = (
 )
 
 
-def plan(study: Study, storage: str, digests: Digests, prepare: Stage, measured: Mapping[str, Input]) -> Stage:
-    """The stage of a study whose advantageous slot is `auto`, or whose documents are reordered.
-
-    Args:
-        measured: the searched RoPE scales, if there are some.
-    """
-    settings = restrict(study, _FIELDS)
-    inputs = {"examples": training_examples(prepare, digests), **measured}
-    artifact = Artifact(storage, SLOT_SCORES, digests.fingerprint(settings, inputs))
+def plan(context: PlanContext) -> Stage:
+    """The stage of a study whose advantageous slot is `auto`, or whose documents are reordered."""
+    settings = restrict(context.study, _FIELDS)
+    inputs = {"examples": training_examples(context.prepare, context.digests), **context.scale_inputs}
+    artifact = Artifact(context.storage, SLOT_SCORES, context.digests.fingerprint(settings, inputs))
     return Stage("choose slot", artifact, settings, run, inputs)
 
 
 def run(stage: Stage, context: RunContext) -> Manifest:
     """Evaluate the base model and record the best slots (the first of equal ones), their accuracy and interval.
 
-    Counts: as of `count_answers`.
+    Counts: see `count_answers`.
     """
-    study = with_measured(stage.study, stage.inputs)
+    study = resolve_auto_settings(stage.study, stage.inputs)
     # Both uses require a single number of hops, which `Study` has checked.
     (hops,) = study.data.hops
     documents = study.data.documents

@@ -3,11 +3,10 @@
 import json
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from pos2distill.config import Runtime, Study
+from pos2distill.config import Runtime
 from pos2distill.config.restrict import restrict
 from pos2distill.errors import Stopped, UserError, warn
 from pos2distill.literal_paths import list_matching
@@ -25,9 +24,10 @@ from ..progress import is_quiet
 from ..progress_tracker import ProgressSpec, RunProgress
 from . import sample
 from .answers import PROMPT_FIELDS
-from .measured import with_distilled, with_measured
+from .plan_context import PlanContext
 from .prepare import TRAIN, training_examples
-from .stage import Digests, Input, RunContext, Stage, record_stopped
+from .resolve import resolve_auto_settings, with_distilled
+from .stage import RunContext, Stage, record_stopped
 
 # Every setting of the method except those of `auto`, which have an influence only through the chosen slot.
 _METHOD = (
@@ -58,24 +58,15 @@ _STEP_FIELDS = (
 _FIELDS = (*PROMPT_FIELDS, "data.train_examples", "seed", *_METHOD, "training")
 
 
-def plan(
-    study: Study,
-    storage: str,
-    digests: Digests,
-    prepare: Stage,
-    measured: Mapping[str, Input],
-    samples: Stage,
-    *,
-    round_name: str = "",
-    student: Stage | None = None,
-) -> Stage:
+def plan(context: PlanContext, samples: Stage, *, round_name: str = "", student: Stage | None = None) -> Stage:
     """The stage of a study.
 
     Args:
-        measured: what was measured of the model before.
+        samples: the stage whose samples are trained on.
         round_name: part of the stage's name. student: the earlier round that made the model which is trained further;
             default: the study's model.
     """
+    study, digests = context.study, context.digests
     fields = [*_FIELDS]
     # Only where it is used; otherwise it would change fingerprints without changing a result.
     if study.method.view in ("skip", "cyclic"):
@@ -83,10 +74,11 @@ def plan(
     settings = restrict(study, fields)
     # Only the responses of the samples: how training uses a teacher is in this stage's own settings.
     responses = sample.responses(samples, digests)
-    inputs = {"examples": training_examples(prepare, digests), "samples": responses, **measured}
+    examples = training_examples(context.prepare, digests)
+    inputs = {"examples": examples, "samples": responses, **context.training_inputs}
     if student is not None:
         inputs["student"] = student.output()
-    artifact = Artifact(storage, CHECKPOINT, digests.fingerprint(settings, inputs))
+    artifact = Artifact(context.storage, CHECKPOINT, digests.fingerprint(settings, inputs))
     return Stage(f"distill{round_name}", artifact, settings, run, inputs, streams={"samples": samples})
 
 
@@ -209,7 +201,7 @@ def _keep_samples(samples: Stage, runtime: Runtime, progress: RunProgress) -> No
 
 
 def _job(stage: Stage, context: RunContext, samples: Stage) -> TrainingJob:
-    study = with_measured(stage.study, stage.inputs)
+    study = resolve_auto_settings(stage.study, stage.inputs)
     return TrainingJob(
         name=context.name,
         logged_settings=context.logged_settings,

@@ -1,6 +1,5 @@
 """Stage `evaluate`: greedy answers at every placement, scored, in one table of predictions (`answers`)."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +14,10 @@ from pos2distill.tasks.prompts import MessageBuilder
 
 from ..artifact_names import BASE_SCORES, DISTILLED_SCORES
 from .answers import PROMPT_FIELDS, predict, publish
-from .measured import with_distilled, with_measured
+from .plan_context import PlanContext
 from .prepare import EVALUATION, evaluation_examples
-from .stage import Digests, Input, RunContext, Stage, recorded_seconds
+from .resolve import resolve_auto_settings, with_distilled
+from .stage import Input, RunContext, Stage, recorded_seconds
 
 # By method. The others change the model alone, by the scales in its section.
 _INFERENCE = {
@@ -28,21 +28,9 @@ _INFERENCE = {
 _EVALUATION = ("evaluation.slots", "evaluation.other_documents", "evaluation.max_new_tokens")
 
 
-def plan(
-    study: Study,
-    storage: str,
-    digests: Digests,
-    prepare: Stage,
-    measured: Mapping[str, Input],
-    *,
-    distill: Stage | None = None,
-    task: str | None = None,
-) -> Stage:
-    """The evaluation of the base model, or of the model that the stage `distill` makes.
-
-    Args:
-        measured: what was measured of the model before.
-    """
+def plan(context: PlanContext, *, distill: Stage | None = None) -> Stage:
+    """The evaluation of the base model, or of the model that the stage `distill` makes."""
+    study, digests = context.study, context.digests
     fields = [*PROMPT_FIELDS, *_EVALUATION]
     fields += _INFERENCE.get(study.inference.method, ())
     # Only where they are used; otherwise they would change fingerprints without changing a result.
@@ -53,23 +41,23 @@ def plan(
     if study.evaluation.reference_prompts:
         fields.append("evaluation.reference_prompts")
     settings = restrict(study, fields)
-    inputs = {"examples": evaluation_examples(prepare, digests), **measured}
+    inputs = {"examples": evaluation_examples(context.prepare, digests), **context.evaluation_inputs}
     name, folder = "evaluate base", BASE_SCORES
     if distill is not None:
         inputs["checkpoint"] = distill.output()
         name, folder = "evaluate distilled", DISTILLED_SCORES
-    if task is not None:
-        name = f"{task}: {name}"
-    artifact = Artifact(storage, folder, digests.fingerprint(settings, inputs))
+    if context.task is not None:
+        name = f"{context.task}: {name}"
+    artifact = Artifact(context.storage, folder, digests.fingerprint(settings, inputs))
     return Stage(name, artifact, settings, run, inputs)
 
 
 def run(stage: Stage, context: RunContext) -> Manifest:
     """Evaluate one model at every placement and write the predictions.
 
-    Counts: as of `count_answers`.
+    Counts: see `count_answers`.
     """
-    study = with_distilled(with_measured(stage.study, stage.inputs), stage.inputs)
+    study = with_distilled(resolve_auto_settings(stage.study, stage.inputs), stage.inputs)
     examples = stage.inputs["examples"]
     count = len(examples.artifact.read_table(EVALUATION, ["example_id"]))
     specs = eval_specs(study, stage.inputs.get("curve")) + reference_specs(study)
@@ -86,7 +74,7 @@ def _chat_frame(study: Study) -> dict[str, Any]:
 
 
 def _prompt_lengths(study: Study, predictions: pa.Table) -> dict[str, Any]:
-    """The tokens of prompts, by number of documents, and of the model's context; null where a server tells neither."""
+    """The tokens of prompts by number of documents, and of the model's context; null if not reported by a server."""
     context = study.model.max_length
     if not study.model.uses_chat_api:
         from pos2distill.models.load import context_length

@@ -79,7 +79,7 @@ def run(stage: Stage, context: RunContext, task: str | None = None) -> Manifest:
         task: the name of the other task whose data this is.
     """
     start = time.monotonic()
-    with naming_task(task):
+    with prefix_task_errors(task):
         split = load_split(
             stage.study.data,
             documents=stage.derived["longest_prompt"],
@@ -94,7 +94,7 @@ def run(stage: Stage, context: RunContext, task: str | None = None) -> Manifest:
 
 
 @contextmanager
-def naming_task(task: str | None) -> Iterator[None]:
+def prefix_task_errors(task: str | None) -> Iterator[None]:
     """Prefix errors with the name of the other task: the recipe itself has a `data.path` too."""
     try:
         yield

@@ -9,7 +9,6 @@ with the student's response.
 
 import functools
 from collections import Counter
-from collections.abc import Mapping
 
 import pyarrow as pa
 
@@ -39,8 +38,9 @@ from ..artifact_names import SAMPLES
 from ..executors.protocol import Stream, Tracker
 from ..progress_tracker import ProgressSpec, RunProgress
 from .answers import PROMPT_FIELDS
-from .measured import with_distilled, with_measured
+from .plan_context import PlanContext
 from .prepare import TRAIN, training_examples, training_ids
+from .resolve import resolve_auto_settings, with_distilled
 from .stage import Digests, Input, RunContext, Stage, record_stopped
 
 TEACHERS = "teachers"
@@ -48,27 +48,22 @@ TEACHERS = "teachers"
 
 _FIELDS = (
     *PROMPT_FIELDS,
-    *("data.train_examples", "seed", "method.advantageous_slot", "method.teacher_slot", "sampling"),
+    "data.train_examples",
+    "seed",
+    "method.advantageous_slot",
+    "method.teacher_slot",
+    "sampling",
 )
 
 
-def plan(
-    study: Study,
-    storage: str,
-    digests: Digests,
-    prepare: Stage,
-    measured: Mapping[str, Input],
-    *,
-    round_name: str = "",
-    student: Stage | None = None,
-) -> Stage:
+def plan(context: PlanContext, *, round_name: str = "", student: Stage | None = None) -> Stage:
     """The stage of a study.
 
     Args:
-        measured: what was measured of the model before.
         round_name: part of the stage's name. student: the earlier round that made the model which answers; default: the
             study's model.
     """
+    study, digests = context.study, context.digests
     fields = [*_FIELDS]
     # Only where they are used; otherwise they would change fingerprints without changing a result.
     if study.method.spec.on_policy:
@@ -76,12 +71,12 @@ def plan(
         # With the default weight there are anchor rows, and their number does not depend on it.
         fields += ["method.anchor_weight"] if not study.method.anchor_weight else []
     settings = restrict(study, fields)
-    inputs = {"examples": training_examples(prepare, digests), **measured}
+    inputs = {"examples": training_examples(context.prepare, digests), **context.training_inputs}
     if student is not None:
         inputs["student"] = student.output()
     # The stored values, not the setting: `resident` and `none` both store nothing and can use the same samples.
     derived = {"teacher": _stored_teacher(study)}
-    artifact = Artifact(storage, SAMPLES, digests.fingerprint(settings, inputs, derived))
+    artifact = Artifact(context.storage, SAMPLES, digests.fingerprint(settings, inputs, derived))
     return Stage(f"sample{round_name}", artifact, settings, run, inputs, derived)
 
 
@@ -166,7 +161,7 @@ def sampling_operators(
     stage: Stage, runtime: Runtime, counter: SampleCounter, *, return_samples: bool
 ) -> list[Operator]:
     """The operators from blocks of missing samples to stored samples."""
-    base = with_measured(stage.study, stage.inputs)
+    base = resolve_auto_settings(stage.study, stage.inputs)
     study = with_distilled(base, stage.inputs)
     teacher = stage.derived["teacher"]
     specs = [PromptSpec(study.data.documents, placements=None)]
@@ -231,11 +226,11 @@ def publish(stage: Stage, runtime: Runtime, progress: RunProgress | None) -> Man
     """Count what the store holds, and publish it.
 
     Args:
-        progress: of this run; None if it had nothing to sample.
+        progress: figures of this run; None if it had nothing to sample.
 
     Counts: sampled = kept + surplus + wrong + empty + failed; kept are trained on, at most as many as wanted, and
     surplus is what was kept beyond; hit_max_tokens of all sampled were cut off at the length limit; thoughts and
-    unfinished_thoughts, if there are some, as of `count_thoughts`.
+    unfinished_thoughts, if there are some: see `count_thoughts`.
 
     Raises:
         UserError: if nothing was kept, or too many samples failed, also in earlier runs.

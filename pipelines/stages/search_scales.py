@@ -27,8 +27,9 @@ from pos2distill.tasks.permutations import candidate_placements
 from ..artifact_names import ROPE_SCALES
 from ..progress import show_stage
 from .answers import PROMPT_FIELDS
+from .plan_context import PlanContext
 from .prepare import TRAIN, count_training, training_examples
-from .stage import Digests, RunContext, Stage, recorded_seconds
+from .stage import RunContext, Stage, recorded_seconds
 
 _FIELDS = (*PROMPT_FIELDS, "seed", "inference.search", "evaluation.max_new_tokens")
 _GENERATIONS = "generations"
@@ -40,11 +41,11 @@ _FIRST = pydantic.TypeAdapter(Annotated[list[Candidate], pydantic.Field(min_leng
 _LATER = pydantic.TypeAdapter(list[Candidate])
 
 
-def plan(study: Study, storage: str, digests: Digests, prepare: Stage) -> Stage:
+def plan(context: PlanContext) -> Stage:
     """The stage of a study whose method is `lpes` without scales. It uses training questions only."""
-    settings = restrict(study, _FIELDS)
-    inputs = {"examples": training_examples(prepare, digests)}
-    artifact = Artifact(storage, ROPE_SCALES, digests.fingerprint(settings, inputs))
+    settings = restrict(context.study, _FIELDS)
+    inputs = {"examples": training_examples(context.prepare, context.digests)}
+    artifact = Artifact(context.storage, ROPE_SCALES, context.digests.fingerprint(settings, inputs))
     return Stage("search scales", artifact, settings, run, inputs)
 
 

@@ -58,7 +58,7 @@ class RunContext:
     """Where and how a stage runs. Nothing here changes its result.
 
     logged_settings: all settings of the study as plain values, for the experiment trackers alone. What a stage computes
-    with is its own `study`. lease: without which nothing may be written to the storage.
+    with is its own `study`. lease: the right to write to the storage.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Stage:
 
     name: as people see it. study: restricted to the declared settings. inputs: results of earlier stages, by name.
     derived: values computed from settings, by name. run: makes and publishes the artifact.
-    streams: by the name of the input, earlier stages that `run` finishes itself if they are not finished. They are not
+    streams: earlier stages, by the name of the input, that `run` finishes itself if they are not finished. They are not
     in the fingerprint, since the input's fingerprint covers what is read of their results.
     """
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipelines.commands import run_evaluate, run_study
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
+from tests.support.commands import run_evaluate, run_study
 
 GPUS = 1
 

@@ -9,10 +9,10 @@ import pytest
 import ray
 from s3fs import S3FileSystem
 
-from pipelines.commands import run_distill, run_study
 from pipelines.executors.ray.session import ray_session
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
+from tests.support.commands import run_distill, run_study
 from tests.support.results import read_steps
 from tests.support.s3_server import Faulty, s3_server
 from tests.support.tiny import write_examples

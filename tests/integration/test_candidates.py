@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.commands import run_distill, run_sample
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.models.load import load_tokenizer
@@ -16,6 +15,7 @@ from pos2distill.randomness import derive_seed
 from pos2distill.sampling.consensus import most_consistent
 from pos2distill.sampling.engines.protocol import Completion, SamplingParams
 from pos2distill.tasks.metrics import first_line
+from tests.support.commands import run_distill, run_sample
 from tests.support.engines import hf_engine
 from tests.support.results import counts_of, read_steps, sample_store, training_ids
 from tests.support.tiny import write_examples

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.commands import run_evaluate
 from pos2distill.config.load import load_recipe
 from pos2distill.errors import UserError
 from pos2distill.evaluation.result import Evaluation
+from tests.support.commands import run_evaluate
 from tests.support.heads import free_ports
 from tests.support.paths import PROJECT
 

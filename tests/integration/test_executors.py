@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 import ray
 
-from pipelines.commands import run_distill, run_study
 from pipelines.executors.ray.data import build_dataset
-from pipelines.executors.ray.messages import Messages
+from pipelines.executors.ray.messages import DriverMailbox
 from pos2distill.config import PoolSection, Recipe
 from pos2distill.sampling.operators import ActorOperator
+from tests.support.commands import run_distill, run_study
 from tests.support.results import counts_of, read_steps
 from tests.support.tiny import write_examples
 
@@ -88,16 +88,16 @@ def test_actors_on_gpus_take_whole_blocks(
 ) -> None:
     """Ray Data checks a pipeline's arguments while it is built, which needs no GPU."""
     operator = ActorOperator("gpu samplers", lambda: lambda table: table, PoolSection(gpus=1), is_async, only_needed)
-    build_dataset([pa.table({"example_id": ["a", "b"]})], [operator], Messages.start()).explain()
+    build_dataset([pa.table({"example_id": ["a", "b"]})], [operator], DriverMailbox.start()).explain()
     assert "MapBatches(gpu samplers)" in capsys.readouterr().out
 
 
 @pytest.mark.xdist_group("compute")
 def test_warnings_of_actors_are_printed(local_ray: None, capsys: pytest.CaptureFixture[str]) -> None:
-    def work(messages: Messages) -> None:
-        messages.warn("the hub does not answer")
+    def work(mailbox: DriverMailbox) -> None:
+        mailbox.warn("the hub does not answer")
 
-    messages = Messages.start()
-    with messages.shown():
-        ray.get(ray.remote(num_cpus=0)(work).remote(messages))
+    mailbox = DriverMailbox.start()
+    with mailbox.shown():
+        ray.get(ray.remote(num_cpus=0)(work).remote(mailbox))
     assert capsys.readouterr().err == "warning: the hub does not answer\n"

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.commands import run_distill, run_sample
 from pipelines.executors import build_executor
 from pipelines.plan import make_plan
 from pipelines.stages.sample import progress_spec
 from pipelines.stages.stage import RunContext
 from pos2distill.config import Recipe
 from pos2distill.errors import MachineError, UserError
+from tests.support.commands import run_distill, run_sample
 from tests.support.drivers import Driver
 from tests.support.results import artifact_of, counts_of, sample_store, training_ids
 from tests.support.toy import LOCAL
@@ -90,7 +90,7 @@ def test_a_run_with_too_many_failures_in_the_end_does_not_pass_the_second_time(
     assert samples.is_finished
     # What was accepted is not judged again by a lower limit, should a corrupt part of it be sampled again.
     context = RunContext(recipe.name, recipe.storage, {}, recipe.runtime, build_executor(recipe.runtime))
-    progress_spec(make_plan(recipe).sample, context, "distill").guard.finish()
+    progress_spec(make_plan(recipe).first_sample, context, "distill").guard.finish()
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.commands import run_distill, run_evaluate, run_study
 from pipelines.executors import build_executor
 from pipelines.plan import Plan, make_plan
 from pipelines.progress import show_stage
@@ -32,6 +31,7 @@ from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.tasks.permutations import advantageous_slots
 from pos2distill.tasks.prompts import PromptBuilder
 from pos2distill.training.rows import RowBuilder, kept_samples
+from tests.support.commands import run_distill, run_evaluate, run_study
 from tests.support.engines import hf_engine
 from tests.support.results import sample_store, training_ids
 from tests.support.toy import LOCAL

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from pipelines.commands import run_distill, run_study
 from pipelines.plan import Plan, Round, make_plan
 from pipelines.progress_tracker import ProgressTracker
 from pipelines.stages.distill import read_steps
@@ -23,6 +22,7 @@ from pos2distill.store.checkpoint_layout import MODEL_FOLDER
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.permutations import teacher_slots, trivial_slots
 from pos2distill.tasks.prompts import PromptBuilder
+from tests.support.commands import run_distill, run_study
 from tests.support.engines import hf_engine
 
 pytestmark = pytest.mark.xdist_group("compute")
@@ -251,15 +251,15 @@ def test_make_plan_rounds_begin_where_the_last_one_ended(on_policy: Make) -> Non
     first, second = plan.rounds
     assert "student" not in {**first.sample.inputs, **first.distill.inputs}
     assert second.sample.inputs["student"] == second.distill.inputs["student"] == first.distill.output()
-    assert (plan.sample, plan.distill) == (first.sample, second.distill)
+    assert (plan.first_sample, plan.distill) == (first.sample, second.distill)
     assert plan.evaluate_distilled.inputs["checkpoint"] == second.distill.output()
     # One more round keeps the rounds before it.
     longer: Plan = make_plan(three)
     assert [stage.fingerprint for stage in longer.stages[:-3]] == [stage.fingerprint for stage in plan.stages[:-1]]
-    assert [stage.name for stage in longer.training_stages] == [
+    assert [stage.name for stage in longer.stages_for_distill] == [
         *("prepare", "sample", "distill", "sample 2", "distill 2", "sample 3", "distill 3")
     ]
-    assert [stage.name for stage in longer.sampling_stages] == ["prepare", "sample"]
+    assert [stage.name for stage in longer.stages_for_sample] == ["prepare", "sample"]
 
 
 @pytest.mark.slow

@@ -15,7 +15,6 @@ import pytest
 import torch
 import yaml
 
-from pipelines.commands import run_distill, run_study
 from pos2distill.config import DataSection, ModelSection, Recipe, VllmSection
 from pos2distill.config.load import load_recipe
 from pos2distill.models.chat import stop_token_ids
@@ -24,6 +23,7 @@ from pos2distill.sampling.engines.protocol import Completion, Engine, Failure, S
 from pos2distill.sampling.engines.vllm import VllmEngine
 from pos2distill.tasks.datasets import load_split
 from pos2distill.tasks.prompts import PromptBuilder
+from tests.support.commands import run_distill, run_study
 from tests.support.engines import hf_engine
 from tests.support.published import PUBLISHED, STAND_INS, DataSet, needs_published, read_lines
 from tests.support.results import artifact_of, counts_of
@@ -153,7 +153,7 @@ def test_run_distill_samples_by_vllm_on_ray(reader: Callable[[bool], str], tmp_p
 def vllm(reader: Callable[[bool], str]) -> Iterator[VllmEngine]:
     """One engine for all files: its start takes longer than all that they ask of it."""
     model = ModelSection(path=reader(True), engine="vllm", dtype="float32")
-    engine = VllmEngine(model, VllmSection(enforce_eager=True, max_num_seqs=8))
+    engine = VllmEngine.start(model, VllmSection(enforce_eager=True, max_num_seqs=8))
     yield engine
     engine.shutdown()
 

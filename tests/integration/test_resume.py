@@ -14,7 +14,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipelines.commands import run_distill, run_evaluate, run_sample, run_study
 from pipelines.executors.local import LocalSession
 from pipelines.plan import make_plan
 from pipelines.progress_tracker import ProgressTracker
@@ -23,6 +22,7 @@ from pos2distill.config.load import load_recipe
 from pos2distill.errors import Stopped
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.parts import TableParts
+from tests.support.commands import run_distill, run_evaluate, run_sample, run_study
 from tests.support.paths import ODD_NAME
 
 EPOCHS = 2
@@ -49,7 +49,7 @@ def results(recipe: Recipe) -> dict[str, bytes]:
     """The bytes of the model, the samples and the step records."""
     plan = make_plan(recipe)
     files = {}
-    for name, artifact in {"samples": plan.sample.artifact, "checkpoint": plan.distill.artifact}.items():
+    for name, artifact in {"samples": plan.first_sample.artifact, "checkpoint": plan.distill.artifact}.items():
         folder = Path(artifact.path)
         for path in sorted(folder.rglob("*")):
             is_result = path.suffix in (".safetensors", ".parquet") and "quarantine" not in path.parts
@@ -120,7 +120,7 @@ def test_run_distill_resumes_bit_identically_after_every_step(
         if fault != "killed":
             assert len(read_steps(interrupted)) == step
         if "corrupt" in fault:
-            part = sorted((Path(make_plan(interrupted).sample.artifact.path) / "parts").glob("*.parquet"))[-1:]
+            part = sorted((Path(make_plan(interrupted).first_sample.artifact.path) / "parts").glob("*.parquet"))[-1:]
             for path in part:
                 path.write_bytes(path.read_bytes()[:-40])
         run_distill(interrupted)
@@ -136,7 +136,7 @@ def test_run_distill_counts_the_seconds_of_a_stopped_run(recipe: Recipe, monkeyp
         assert not ended_by_itself(recipe)
     stopped = time.monotonic() - start
 
-    for stage, name in ((plan.sample, "sample"), (plan.distill, "distill")):
+    for stage, name in ((plan.first_sample, "sample"), (plan.distill, "distill")):
         file = Path(stage.artifact.path) / "seconds.json"
         assert 0 < json.loads(file.read_text())[name] <= stopped
         # As if the first run had taken longer than the second one can.
@@ -144,7 +144,7 @@ def test_run_distill_counts_the_seconds_of_a_stopped_run(recipe: Recipe, monkeyp
     start = time.monotonic()
     run_distill(recipe)
     again = time.monotonic() - start
-    for stage, name in ((plan.sample, "sample"), (plan.distill, "distill")):
+    for stage, name in ((plan.first_sample, "sample"), (plan.distill, "distill")):
         manifest = stage.artifact.manifest()
         assert manifest is not None
         assert 1000 <= manifest.seconds[name] < 1000 + again
@@ -160,7 +160,7 @@ def test_run_sample_counts_the_seconds_of_an_interrupted_run(recipe: Recipe, mon
         time.sleep(0.2)
         raise KeyboardInterrupt
 
-    samples = make_plan(recipe).sample.artifact
+    samples = make_plan(recipe).first_sample.artifact
     start = time.monotonic()
     with monkeypatch.context() as patch:
         patch.setattr(ProgressTracker, "count_stored", count_and_interrupt)

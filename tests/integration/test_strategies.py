@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 import torch
 
-from pipelines.commands import run_distill, run_sample
 from pos2distill.config import Recipe
 from pos2distill.models.load import load_model, load_tokenizer, non_persistent_buffers
 from pos2distill.store.artifacts import Artifact
@@ -28,6 +27,7 @@ from pos2distill.training.strategies.protocol import Strategy
 from pos2distill.training.student import trainable
 from pos2distill.training.teachers import build_teacher
 from scripts.model_families import save_tiny
+from tests.support.commands import run_distill, run_sample
 from tests.support.experts import mixture_in_bfloat16, tensors_of
 from tests.support.ranks import process_group, run_processes
 from tests.support.results import artifact_of, read_steps, training_ids

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from ray._private.state import GlobalState
 
-from pipelines.commands import run_distill
 from pos2distill.config import FakeSection, Recipe
 from pos2distill.errors import UserError
 from pos2distill.node_pools import DRAIN_VARIABLE
 from pos2distill.training.progress import TrainingProgress
+from tests.support.commands import run_distill
 from tests.support.drivers import Driver
 from tests.support.heads import cluster_state, ray_head, ray_node
 from tests.support.paths import PROJECT

@@ -12,13 +12,13 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipelines.cli import command_line
-from pipelines.commands import run_study
 from pipelines.dry_run import describe
 from pipelines.plan import make_plan
 from pipelines.provenance import read_provenance
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from pos2distill.evaluation.page import chart_library
+from tests.support.commands import run_study
 from tests.support.results import artifact_of
 from tests.support.tables import decode_questions
 from tests.support.tiny import write_examples

@@ -8,13 +8,13 @@ import pytest
 import yaml
 
 from pipelines.cli import command_line
-from pipelines.commands import run_study
 from pipelines.plan import make_plan
-from pipelines.stages.measured import with_measured
+from pipelines.stages.resolve import resolve_auto_settings
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from pos2distill.config.sweep import sweep_cells
 from pos2distill.records import Slots
+from tests.support.commands import run_study
 from tests.support.results import artifact_of
 from tests.support.toy import LOCAL
 
@@ -81,7 +81,7 @@ def test_choose_slot_takes_the_best_measured_slot(swept: Recipe) -> None:
     assert details["ci95"][0] <= details["accuracy"] <= details["ci95"][1]
     plan = make_plan(cell)
     assert plan.choose_slot is not None
-    assert with_measured(plan.study, plan.measured).fixed_advantageous_slots(2) == best
+    assert resolve_auto_settings(plan.study, plan.resolved).fixed_advantageous_slots(2) == best
     sampled = pq.read_table(f"{artifact_of(cell, 'sample').path}/parts", columns=["slots"])["slots"].to_pylist()
     assert {tuple(slots) for slots in sampled} == {best}
 

@@ -12,11 +12,11 @@ import yaml
 
 from cluster.spec import load_cluster
 from pipelines.cli import command_line
-from pipelines.commands import run_study
 from pipelines.jobs.bundle import pack, packed_files
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError
 from pos2distill.secrets import MASK, file_holds_secret, holds_secret, looks_secret, mask_secrets
+from tests.support.commands import run_study
 from tests.support.credentials import HARMLESS, credentials
 from tests.support.paths import PROJECT
 

@@ -12,20 +12,20 @@ from pos2distill.store.retry import retry_while_unreachable
 
 from ..protocol import ActorCalls
 from .data import restart_if_engine_died
-from .messages import Messages
+from .messages import DriverMailbox
 from .session import actor_arguments
 
 
 @contextmanager
-def start_actors(create: Callable[[], Any], pool: PoolSection, messages: Messages) -> Iterator[ActorCalls]:
+def start_actors(create: Callable[[], Any], pool: PoolSection, mailbox: DriverMailbox) -> Iterator[ActorCalls]:
     """See `Executor.actors`. An actor gets its first call once it has started, so none waits for a node that is full.
 
     Args:
         create: called in every actor; what it returns is called with each argument.
-        messages: are sent what the user must know of an actor.
+        mailbox: receives what the user must know of an actor.
     """
     remote = ray.remote(_Actor).options(**actor_arguments(pool))
-    handles = [remote.remote(create, messages) for _ in range(pool.max)]
+    handles = [remote.remote(create, mailbox) for _ in range(pool.max)]
     starting = {handle.started.remote(): handle for handle in handles}
     idle: list[Any] = []
 
@@ -55,13 +55,13 @@ def start_actors(create: Callable[[], Any], pool: PoolSection, messages: Message
 class _Actor:
     """Holds what `create` returned. Its methods are coroutines, so that all calls share one event loop."""
 
-    def __init__(self, create: Callable[[], Any], messages: Messages) -> None:
-        self.messages = messages
-        self.function = retry_while_unreachable(create, messages.warn)
+    def __init__(self, create: Callable[[], Any], mailbox: DriverMailbox) -> None:
+        self.mailbox = mailbox
+        self.function = retry_while_unreachable(create, mailbox.warn)
 
     async def started(self) -> None:
         """Returns once the constructor has."""
 
     async def call(self, index: int, argument: Any) -> tuple[int, Any]:
-        with restart_if_engine_died(self.messages):
+        with restart_if_engine_died(self.mailbox):
             return index, await self.function(argument)

@@ -20,7 +20,7 @@ from pos2distill.sampling.operators import ActorOperator, Operator, TaskOperator
 from pos2distill.store.retry import retry_while_unreachable
 
 from ..protocol import Stream
-from .messages import Messages
+from .messages import DriverMailbox
 from .session import pool_arguments, set_data_context
 from .tracker import RayTracker
 
@@ -28,12 +28,12 @@ _ASK_AGAIN_SECONDS = 0.5
 
 
 def build_dataset(
-    blocks: Sequence[pa.Table], operators: Sequence[Operator], messages: Messages, tracker: RayTracker | None = None
+    blocks: Sequence[pa.Table], operators: Sequence[Operator], mailbox: DriverMailbox, tracker: RayTracker | None = None
 ) -> Dataset:
     """A lazy dataset that applies the operators to every block.
 
     Args:
-        messages: are sent what the user must know of an actor.
+        mailbox: receives what the user must know of an actor.
         tracker: is sent a heartbeat whenever an actor begins a batch.
     """
     dataset = ray.data.from_arrow(list(blocks))
@@ -53,21 +53,21 @@ def build_dataset(
                 arguments["batch_size"] = None
             # Ray Data 2.60 has this method for `batch_size=None` on GPUs, which `map_batches` refuses.
             dataset = dataset.map_batches_internal(
-                _actor_class(operator), fn_constructor_args=(operator, messages, tracker), **arguments
+                _actor_class(operator), fn_constructor_args=(operator, mailbox, tracker), **arguments
             )
     return dataset
 
 
-def open_stream(stream: Stream, messages: Messages, tracker: RayTracker) -> Dataset:
+def open_stream(stream: Stream, mailbox: DriverMailbox, tracker: RayTracker) -> Dataset:
     """What the trainers read. Called in an actor of Ray Train, for which this module imports no torch."""
     set_data_context()
     # Workers that an outage ended are started again in the midst of it, and Ray Train 2.60 gives up a run for an error
     # that its controller meets then.
-    blocks = retry_while_unreachable(stream.blocks, messages.warn)
+    blocks = retry_while_unreachable(stream.blocks, mailbox.warn)
     # Everything is stored. The trainers read stored samples from the store, not from this stream.
     if not blocks:
         return ray.data.from_arrow(SAMPLE_SCHEMA.empty_table())
-    return build_dataset(blocks, stream.operators, messages, tracker)
+    return build_dataset(blocks, stream.operators, mailbox, tracker)
 
 
 def _actor_class(operator: ActorOperator) -> type["_Actor"]:
@@ -81,13 +81,13 @@ def _actor_class(operator: ActorOperator) -> type["_Actor"]:
 class _Actor:
     """What a pool's actors run."""
 
-    def __init__(self, operator: ActorOperator, messages: Messages, tracker: RayTracker | None) -> None:
+    def __init__(self, operator: ActorOperator, mailbox: DriverMailbox, tracker: RayTracker | None) -> None:
         self.name = operator.name
-        self.messages = messages
+        self.mailbox = mailbox
         self.tracker = tracker
         self.batch_size = operator.pool.batch_size
         # Ray Data 2.60 gives up a run if four actors of a pool in a row cannot load, which all may at the same time.
-        self.function: Callable[[pa.Table], Any] = retry_while_unreachable(operator.create, messages.warn)
+        self.function: Callable[[pa.Table], Any] = retry_while_unreachable(operator.create, mailbox.warn)
 
     def __call__(self, block: pa.Table) -> pa.Table:
         self.send_heartbeat()
@@ -105,14 +105,14 @@ class _Actor:
 class _AsyncActor(_Actor):
     """The same for coroutine functions. Ray Data 2.60 overlaps the calls of an async `__call__`."""
 
-    def __init__(self, operator: ActorOperator, messages: Messages, tracker: RayTracker | None) -> None:
-        super().__init__(operator, messages, tracker)
+    def __init__(self, operator: ActorOperator, mailbox: DriverMailbox, tracker: RayTracker | None) -> None:
+        super().__init__(operator, mailbox, tracker)
         self.only_needed = operator.only_needed
 
     async def __call__(self, batch: pa.Table) -> pa.Table:  # type: ignore[override]
         self.send_heartbeat()
         needed = await self.needed(batch)
-        with restart_if_engine_died(self.messages):
+        with restart_if_engine_died(self.mailbox):
             coroutine: Awaitable[pa.Table] = self.function(needed)
             return await coroutine
 
@@ -130,7 +130,7 @@ class _AsyncActor(_Actor):
 
 
 @contextmanager
-def restart_if_engine_died(messages: Messages) -> Iterator[None]:
+def restart_if_engine_died(mailbox: DriverMailbox) -> Iterator[None]:
     """End this actor's process if the body's engine has died.
 
     After an exception an actor would stay in its pool and fail every call it is given (ray#59522). After a crash it is
@@ -141,5 +141,5 @@ def restart_if_engine_died(messages: Messages) -> Iterator[None]:
     except EngineDied as error:
         # For the log of the worker, where a death that is survived is seen too.
         print(f"the engine died: {error}", file=sys.stderr, flush=True)
-        messages.report_death(str(error))
+        mailbox.report_death(str(error))
         os._exit(1)

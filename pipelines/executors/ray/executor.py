@@ -15,7 +15,7 @@ from ...progress_tracker import ProgressSpec
 from ..protocol import ActorCalls, Stream, Tracker
 from .actors import start_actors
 from .data import build_dataset
-from .messages import Messages
+from .messages import DriverMailbox
 from .session import connect, ray_session, require_resources, warn_of_unused_cluster_gpus
 from .tracker import RayTracker, track
 from .train import fit
@@ -28,16 +28,16 @@ class RayExecutor:
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
-        self._messages: Messages | None = None
+        self._mailbox: DriverMailbox | None = None
 
     @contextmanager
-    def _session(self) -> Iterator[Messages]:
+    def _session(self) -> Iterator[DriverMailbox]:
         """Connected to Ray, with the messages of actors shown."""
         with ray_session():
-            if self._messages is None:
-                self._messages = Messages.start()
-            with self._messages.shown():
-                yield self._messages
+            if self._mailbox is None:
+                self._mailbox = DriverMailbox.start()
+            with self._mailbox.shown():
+                yield self._mailbox
 
     @contextmanager
     def track(self, spec: ProgressSpec) -> Iterator[RayTracker]:
@@ -64,10 +64,10 @@ class RayExecutor:
     def _map(
         self, blocks: Sequence[pa.Table], operators: Sequence[Operator], label: str, tracker: RayTracker | None
     ) -> Generator[pa.Table, None, None]:
-        with self._session() as messages:
+        with self._session() as mailbox:
             cpus, gpus = _smallest_pools(operators)
             require_resources(label, cpus=cpus, gpus=gpus)
-            dataset = build_dataset(blocks, operators, messages, tracker)
+            dataset = build_dataset(blocks, operators, mailbox, tracker)
             yield from dataset.iter_batches(batch_size=None, batch_format="pyarrow")
 
     @contextmanager
@@ -75,18 +75,18 @@ class RayExecutor:
         self, create: Callable[[], Callable[[Any], Awaitable[Any]]], pool: PoolSection, *, label: str
     ) -> Iterator[ActorCalls]:
         """See `Executor.actors`."""
-        with self._session() as messages:
+        with self._session() as mailbox:
             warn_of_unused_cluster_gpus(self.runtime)
             require_resources(label, cpus=pool.min * pool.cpus, gpus=pool.min * pool.gpus)
-            with start_actors(create, pool, messages) as call_all:
+            with start_actors(create, pool, mailbox) as call_all:
                 yield call_all
 
     def train(self, job: TrainingJob, stream: Stream, tracker: Tracker) -> TrainingOutcome:
         """See `Executor.train`."""
         assert isinstance(tracker, RayTracker)
-        with self._session() as messages:
+        with self._session() as mailbox:
             _require_resources_to_train(job.runtime.trainers, stream)
-            return fit(job, stream, messages, tracker)
+            return fit(job, stream, mailbox, tracker)
 
 
 def _require_resources_to_train(trainers: TrainersSection, stream: Stream) -> None:

@@ -45,23 +45,23 @@ class _Mailbox:
 
 
 @dataclass(frozen=True)
-class Messages:
-    """A handle of the mailbox. Can be pickled to any process of the cluster."""
+class DriverMailbox:
+    """A handle of the mailbox that the driver reads. Can be pickled to any process of the cluster."""
 
-    mailbox: ActorHandle
+    actor: ActorHandle
 
     @classmethod
-    def start(cls) -> "Messages":
+    def start(cls) -> "DriverMailbox":
         """Start the mailbox on the driver's node: on a sampler's it would keep that node from ever being idle."""
         return cls(ray.remote(num_cpus=0, scheduling_strategy=driver_node())(_Mailbox).remote())
 
     def warn(self, line: str) -> None:
         """Have the driver print a warning."""
-        self._send(self.mailbox.add_warning, line)
+        self._send(self.actor.add_warning, line)
 
     def report_death(self, reason: str) -> None:
-        """Tell why this process ends."""
-        self._send(self.mailbox.add_death, reason)
+        """Report why this process ends."""
+        self._send(self.actor.add_death, reason)
 
     @staticmethod
     def _send(method: Any, line: str) -> None:
@@ -97,7 +97,7 @@ class Messages:
         """
         deaths: list[str] = []
         with contextlib.suppress(ray.exceptions.RayError):  # such as that of a cluster that is gone
-            deaths = ray.get(self.mailbox.recent_deaths.remote(_RECENT_SECONDS), timeout=_TIMEOUT_SECONDS)
+            deaths = ray.get(self.actor.recent_deaths.remote(_RECENT_SECONDS), timeout=_TIMEOUT_SECONDS)
         if deaths:
             times = "once" if len(deaths) == 1 else f"{len(deaths)} times"
             raise MachineError(f"the engine of a sampler died {times}, the last time of this: {deaths[-1]}") from error
@@ -108,5 +108,5 @@ class Messages:
             is_last = finished.wait(_POLL_SECONDS)
             # The run itself reports what is wrong with its cluster.
             with contextlib.suppress(ray.exceptions.RayError):
-                for line in ray.get(self.mailbox.take_warnings.remote(), timeout=_TIMEOUT_SECONDS):
+                for line in ray.get(self.actor.take_warnings.remote(), timeout=_TIMEOUT_SECONDS):
                     warn(line)

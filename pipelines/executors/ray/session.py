@@ -53,7 +53,7 @@ def set_data_context() -> None:
     """Ray Data's settings for every dataset that this process makes."""
     context = DataContext.get_current()
     context.enable_progress_bars = False
-    # A long evaluation, waiting for nodes and a slow trainer are no failures; deadlines are set for the cluster's job.
+    # A long evaluation, waiting for nodes and a slow trainer are not failures; deadlines are set for the cluster's job.
     context.execution_no_progress_timeout_s = -1
     # Ray Data 2.60 tolerates none by default: one actor that runs out of memory while it loads would fail the run.
     context.max_consecutive_actor_init_deaths = 3

@@ -32,7 +32,7 @@ from pos2distill.training.job import TrainingJob, TrainingOutcome
 from ..protocol import Stream
 from .data import open_stream
 from .errors import find_user_error
-from .messages import Messages
+from .messages import DriverMailbox
 from .preemption import PreemptionNotice
 from .session import stream_options, trainer_arguments
 from .states import arrow_filesystem, remove_unlisted_states
@@ -43,7 +43,7 @@ _POLL_SECONDS = 0.5
 _TRACKER_SECONDS = 0.1  # a call takes milliseconds, and a tracker that does not answer must not delay the steps
 
 
-def fit(job: TrainingJob, stream: Stream, messages: Messages, tracker: RayTracker) -> TrainingOutcome:
+def fit(job: TrainingJob, stream: Stream, mailbox: DriverMailbox, tracker: RayTracker) -> TrainingOutcome:
     """Train on workers of Ray Train, which restarts them from the last checkpoint when one is lost.
 
     Raises:
@@ -54,7 +54,7 @@ def fit(job: TrainingJob, stream: Stream, messages: Messages, tracker: RayTracke
     remove_unlisted_states(job.checkpoint)
     trainer = TorchTrainer(
         train_function,
-        train_loop_config={"job": job, "tracker": tracker, "messages": messages},
+        train_loop_config={"job": job, "tracker": tracker, "mailbox": mailbox},
         torch_config=TorchConfig(backend="nccl" if trainers.gpus else "gloo"),
         scaling_config=ScalingConfig(**trainer_arguments(trainers)),
         # Ray Train 2.60 resumes from the last checkpoint of a run with the same name and storage path.
@@ -67,7 +67,7 @@ def fit(job: TrainingJob, stream: Stream, messages: Messages, tracker: RayTracke
             callbacks=[PreemptionNotice()],
         ),
         # Ray Train calls it whenever workers start, so that restarted workers get what is missing by then.
-        datasets={_STREAM: functools.partial(open_stream, stream, messages, tracker)},
+        datasets={_STREAM: functools.partial(open_stream, stream, mailbox, tracker)},
         dataset_config=DataConfig(
             enable_shard_locality=False,  # samplers and trainers share no node
             execution_options=stream_options(preserve_order=stream.preserve_order),
@@ -96,7 +96,7 @@ def train_function(config: dict[str, Any]) -> dict[str, Any]:
     if fatal is not None:
         return {"fatal": fatal}
     try:
-        outcome = run_worker(job, RaySession(job, tracker, config["messages"]))
+        outcome = run_worker(job, RaySession(job, tracker, config["mailbox"]))
     except Exception as error:
         cause = find_user_error(error)
         if cause is not None:
@@ -111,7 +111,7 @@ def train_function(config: dict[str, Any]) -> dict[str, Any]:
 class RaySession:
     """The surroundings of a Ray Train worker."""
 
-    def __init__(self, job: TrainingJob, tracker: RayTracker, messages: Messages) -> None:
+    def __init__(self, job: TrainingJob, tracker: RayTracker, mailbox: DriverMailbox) -> None:
         from pos2distill.training.rows import samples_per_batch
 
         context = ray.train.get_context()
@@ -122,7 +122,7 @@ class RaySession:
         self.local_rank = context.get_local_rank()
         self.node_rank = context.get_node_rank()
         self.tracker = tracker
-        self.messages = messages
+        self.mailbox = mailbox
         self.is_local = job.checkpoint.is_local
         # Rounded up, so that one poll of all workers together can fill a global batch.
         self.rows_per_poll = math.ceil(samples_per_batch(job.study) / world)
@@ -192,7 +192,7 @@ class RaySession:
 
     def warn(self, line: str) -> None:
         """See `WorkerSession.warn`."""
-        self.messages.warn(line)
+        self.mailbox.warn(line)
 
     def count_step(self, samples: int, steps: int, loss: float) -> None:
         """See `WorkerSession.count_step`."""
@@ -203,7 +203,7 @@ class ShardReader:
     """This worker's part of the stream, read by a thread, so that `poll` never waits long.
 
     Args:
-        shard: of the stream. rows: read at a time.
+        shard: part of the stream. rows: how many are read at a time.
     """
 
     def __init__(self, shard: DataIterator, rows: int) -> None:

@@ -18,15 +18,15 @@ from ...stages.stage import Input
 from ..artifact_lookup import input_artifact, list_artifacts, provenance_of, study_of
 from .rows import InspectedRow, PromptParts, Row
 
-_PromptKey = tuple[int, int, int]
-"""The number of documents, the placement and the order of the distractors."""
+_PromptVariant = tuple[int, int, int]
+"""One prompt of a question: the number of documents, the placement and the order of the distractors."""
 _Answer = Mapping[str, Any]
 
 
 def answer_rows(artifact: Artifact, study: Study) -> Iterator[InspectedRow]:
     """Every question at every position, with the answers of the base model and, if there is one, the distilled one."""
     examples = input_artifact(artifact, "examples")
-    answers = {model: _by_prompt(scores) for model, scores in _models(artifact, study, examples).items()}
+    answers = {model: _by_variant(scores) for model, scores in _models(artifact, study, examples).items()}
     locations = read_locations(examples)
     slots_of_ranks = _slots_of_ranks(artifact, study)
     for record in examples.read_table(EVALUATION).to_pylist():
@@ -35,8 +35,8 @@ def answer_rows(artifact: Artifact, study: Study) -> Iterator[InspectedRow]:
         of_example = {model: by_example.get(example.example_id, {}) for model, by_example in answers.items()}
         first_model = next(iter(of_example.values()))
         # The prompt length of training first.
-        for key in sorted(first_model, key=lambda key: (key[0] != study.data.documents, key)):
-            asked = first_model[key]
+        for variant in sorted(first_model, key=lambda variant: (variant[0] != study.data.documents, variant)):
+            asked = first_model[variant]
             documents, slots = asked["documents"], tuple(asked["slots"])
             prompt = PromptParts(example, documents, slots, asked["order"], slots_of_ranks.get(documents, ()))
             values: Row = {
@@ -51,8 +51,8 @@ def answer_rows(artifact: Artifact, study: Study) -> Iterator[InspectedRow]:
                 "order": asked["order"],
                 "prompt_tokens": asked.get("prompt_tokens"),
             }
-            for model, by_prompt in of_example.items():
-                answer = by_prompt.get(key)
+            for model, by_variant in of_example.items():
+                answer = by_variant.get(variant)
                 if answer is not None and "error" in answer:
                     values["error"] = answer["error"]
                 elif answer is not None:
@@ -82,9 +82,9 @@ def _asked_with(study: Study) -> list[Any]:
     return asked + [getattr(study.evaluation, name) for name in names]
 
 
-def _by_prompt(artifact: Artifact) -> dict[str, dict[_PromptKey, _Answer]]:
-    """Predictions and refusals by example, then by prompt."""
-    found: dict[str, dict[_PromptKey, _Answer]] = {}
+def _by_variant(artifact: Artifact) -> dict[str, dict[_PromptVariant, _Answer]]:
+    """Predictions and refusals by example, then by the variant of its prompt."""
+    found: dict[str, dict[_PromptVariant, _Answer]] = {}
     for row in artifact.read_table(PREDICTIONS).to_pylist() + read_refused(artifact).to_pylist():
         found.setdefault(row["example_id"], {})[row["documents"], row["placement"], row["order"]] = row
     return found

@@ -25,8 +25,8 @@ _SAMPLE_OUTCOMES = ("kept", "wrong", "empty", "failed", "cut")
 class QuestionFilter:
     """Which questions to show.
 
-    example: an id, or text in the id or the question. position: of the gold documents, as shown, such as `3` or `1>5`.
-    outcome: of an answer right, wrong, gained, lost, flipped (gained or lost), cut or refused; of a sample kept, wrong,
+    example: an id, or text in the id or the question. position: that of the gold documents, such as `3` or `1>5`.
+    outcome: for answers right, wrong, gained, lost, flipped (gained or lost), cut or refused; for samples kept, wrong,
     empty, failed or cut. limit: how many at most; None: all.
     """
 
@@ -59,10 +59,9 @@ def inspect(
 
     Args:
         run: a storage, or the path of an artifact with answers or samples.
-        samples: of a storage, its samples, not its answers; also those of a run that did not finish them.
-        prompts: with the text of each prompt.
-        entropy: of kept samples, with the teacher's entropy at each token. task: of a storage, one of
-            `evaluation.also_evaluate`. Default: the main task.
+        samples: show the samples of a storage, not its answers; also those of a run that did not finish them.
+        prompts: show the text of each prompt. entropy: show the teacher's entropy at each token of kept samples.
+        task: one of `evaluation.also_evaluate`, of a storage. Default: the main task.
     Raises:
         UserError: if the run has no answers or samples, or none at this position, or its samples no teacher states
             although `entropy` needs them.

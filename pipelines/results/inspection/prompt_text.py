@@ -10,9 +10,9 @@ from .rows import PromptParts
 
 
 class PromptText:
-    """The text of prompts, special tokens included: of stored token ids, or of prompts that are built again.
+    """The text of prompts, special tokens included, from stored token ids or built again.
 
-    Of a model behind a server, the messages: only the server has its chat template.
+    For a model behind a server, the text of the messages: only the server has its chat template.
     """
 
     def __init__(self, study: Study) -> None:
@@ -26,7 +26,7 @@ class PromptText:
         self.builder = load_prompt_builder(study, reserve=0)
 
     def __call__(self, prompt: Sequence[int] | PromptParts) -> str:
-        """The text of one prompt: of its token ids, or of what it is built from."""
+        """The text of one prompt, from its token ids or what it is built from."""
         built: Any = self._build(prompt) if isinstance(prompt, PromptParts) else prompt
         if isinstance(self.builder, MessageBuilder):
             return joined_text(built)

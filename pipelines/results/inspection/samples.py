@@ -16,8 +16,15 @@ from ..artifact_lookup import input_artifact
 from .rows import InspectedRow, PromptParts, Row
 
 _COLUMNS = (
-    *("sample_id", "example_id", "documents", "slots"),
-    *("text", "truncated_text", "outcome", "error", "finish_reason"),
+    "sample_id",
+    "example_id",
+    "documents",
+    "slots",
+    "text",
+    "truncated_text",
+    "outcome",
+    "error",
+    "finish_reason",
 )
 
 
@@ -32,11 +39,11 @@ def sample_rows(artifact: Artifact, study: Study, *, entropy: bool) -> Iterator[
     # Then the prompt that was answered is not stored.
     stored_prompt_is_teachers = study.method.teacher_gets_another_prompt
     store = SampleStore(artifact)
-    index = store.index(ids)
-    stored = np.flatnonzero(index.stored)
-    samples = store.load(index, stored, [*_COLUMNS, "example" if stored_prompt_is_teachers else "prompt_ids"])
-    teacher_entropy = TeacherEntropy(study, store, index) if entropy else None
-    for position, sample in zip(stored.tolist(), samples.to_pylist(), strict=True):
+    store_index = store.index(ids)
+    stored = np.flatnonzero(store_index.stored)
+    samples = store.load(store_index, stored, [*_COLUMNS, "example" if stored_prompt_is_teachers else "prompt_ids"])
+    teacher_entropy = TeacherEntropy(study, store, store_index) if entropy else None
+    for index, sample in zip(stored.tolist(), samples.to_pylist(), strict=True):
         question = questions[sample["example_id"]]
         prompt = sample.get("prompt_ids", ())
         # A sample that failed may have a prompt that is too long to be built.
@@ -57,7 +64,7 @@ def sample_rows(artifact: Artifact, study: Study, *, entropy: bool) -> Iterator[
             "error": sample["error"],
         }
         if teacher_entropy is not None and sample["outcome"] == "kept":
-            yield InspectedRow(values, prompt, partial(teacher_entropy, position))
+            yield InspectedRow(values, prompt, partial(teacher_entropy, index))
         else:
             yield InspectedRow(values, prompt)
 
@@ -68,26 +75,26 @@ class TeacherEntropy:
     H_t = - sum_v p_tv log p_tv, in nats, of the teacher's distribution p_t at token t
 
     Args:
-        study: with the teacher. store, index: the samples with its hidden states.
+        study: the study with the teacher. store, store_index: the samples with its hidden states.
     """
 
-    def __init__(self, study: Study, store: SampleStore, index: StoreIndex) -> None:
+    def __init__(self, study: Study, store: SampleStore, store_index: StoreIndex) -> None:
         # Imported where needed: torch and transformers take seconds to import.
         from pos2distill.models.head import FrozenHead
         from pos2distill.models.load import load_tokenizer, torch_dtype
 
-        self.store, self.index = store, index
+        self.store, self.store_index = store, store_index
         self.tokenizer = load_tokenizer(study.model)
         self.head = FrozenHead.from_checkpoint(study.model, torch_dtype(study.model.dtype))
 
-    def __call__(self, position: int) -> Row:
+    def __call__(self, index: int) -> Row:
         """The mean over the tokens of the sample at this index, and each token's text and entropy."""
         import torch
 
         from pos2distill.models.hidden_states import hidden_from_bytes
 
         columns = ["response_ids", "hidden", "hidden_dtype"]
-        (sample,) = self.store.load(self.index, np.array([position]), columns).to_pylist()
+        (sample,) = self.store.load(self.store_index, np.array([index]), columns).to_pylist()
         response = sample["response_ids"]
         hidden_TH = hidden_from_bytes(sample["hidden"], sample["hidden_dtype"], len(response))
         entropy_T = torch.distributions.Categorical(logits=self.head(hidden_TH)).entropy()

@@ -159,7 +159,7 @@ def test_make_plan_with_an_analysis_keeps_all_other_fingerprints(make_recipe: An
     assert list(analysed) == [*plain, "analyse base", "analyse distilled"]
     assert plain.items() <= analysed.items()
     assert without.fingerprint != with_it.fingerprint
-    assert without.analysis_stages == []
+    assert without.stages_for_analyse == []
     assert "analysis" not in without.study.model_dump(mode="json")
 
 

@@ -19,7 +19,7 @@ import pytest
 
 import pos2distill
 from pipelines import stage_runner
-from pipelines.api_input import Questions, plain, questions_file, to_overrides, to_recipe
+from pipelines.api_input import Questions, questions_file, to_overrides, to_plain_value, to_recipe
 from pipelines.progress_tracker import ProgressTracker
 from pos2distill.config import Recipe
 from pos2distill.config.yaml_reader import parse_value
@@ -282,7 +282,7 @@ def test_to_overrides_takes_paths_and_numpy() -> None:
 def test_to_overrides_keeps_every_character(text: str) -> None:
     (override,) = to_overrides({"description": {text: [text]}})
     assert parse_value(override.partition("=")[2]) == {text: [text]}
-    assert plain(text, "recipe") == text
+    assert to_plain_value(text, "recipe") == text
 
 
 def test_to_recipe_keeps_every_character_of_the_data_path(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_to_recipe_names_the_section_that_cannot_be_written(make_recipe: Callabl
         UserError, match=r"^data: a Recipe has its data already; give its name, file or mapping instead$"
     ):
         to_recipe(make_recipe(), {"seed": 1}, "data.jsonl")
-    assert plain({"path": Path("a"), "count": np.uint8(3)}, "recipe") == {"path": "a", "count": 3}
+    assert to_plain_value({"path": Path("a"), "count": np.uint8(3)}, "recipe") == {"path": "a", "count": 3}
 
 
 def test_evaluate_takes_a_mapping_and_changes_nothing_in_it(make_recipe: Callable[..., Recipe]) -> None:

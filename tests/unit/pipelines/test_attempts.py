@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from pipelines import attempts, commands
+from pipelines import attempts
 from pipelines.attempts import record_failure
 from pipelines.cli import command_line
 from pos2distill.config import Recipe
 from pos2distill.errors import Stopped, TransientError
 from pos2distill.node_pools import JOB_DASHBOARD_VARIABLE
 from pos2distill.store.storage import claim_storage
+from tests.support.commands import replace_command
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_command_in_a_job_records_why_it_failed(
     def fail(*_: Any) -> None:
         raise TransientError("s3://b: cannot be used\n(timeout)")
 
-    monkeypatch.setattr(commands, "run_study", fail)
+    replace_command(monkeypatch, "study", fail)
     monkeypatch.setattr("time.sleep", lambda _: None)
     assert command_line.main(["study", str(tmp_path / "recipe.yaml")]) == 2
     (record,) = records(recipe)

@@ -12,7 +12,6 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from pipelines import commands, stage_runner
-from pipelines.commands import run_sample, run_study
 from pipelines.dry_run import describe
 from pipelines.plan import make_plan
 from pipelines.provenance import read_provenance
@@ -21,6 +20,7 @@ from pos2distill.errors import Stopped, TransientError, UserError
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.lease import Lease
 from scripts.model_families import save_tiny
+from tests.support.commands import run_analyse, run_distill, run_evaluate, run_sample, run_study
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_check_against_model_refuses_incomplete_weights(
     assert capsys.readouterr().out == ""  # no stage was run
 
 
-@pytest.mark.parametrize("command", [run_study, run_sample, describe, commands.run_analyse])
+@pytest.mark.parametrize("command", [run_study, run_sample, describe, run_analyse])
 def test_commands_that_read_hidden_states_refuse_an_untrainable_family_first(
     make_recipe: Callable[..., Recipe],
     tiny_model_path: str,
@@ -101,10 +101,10 @@ def test_run_study_refuses_a_missing_tracker_first(
 
 
 COMMANDS: dict[str, Callable[[Recipe], object]] = {
-    "study": commands.run_study,
-    "evaluate": commands.run_evaluate,
-    "sample": commands.run_sample,
-    "distill": commands.run_distill,
+    "study": run_study,
+    "evaluate": run_evaluate,
+    "sample": run_sample,
+    "distill": run_distill,
 }
 
 
@@ -127,15 +127,15 @@ def test_commands_that_write_artifacts_hold_the_lease(
         COMMANDS[command](recipe)
 
 
-@pytest.mark.parametrize(("is_program", "ended"), [(True, ["lost"]), (False, [])])
+@pytest.mark.parametrize(("is_cli_process", "ended"), [(True, ["lost"]), (False, [])])
 def test_a_lost_lease_ends_the_program_and_of_other_processes_the_call(
-    make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch, is_program: bool, ended: list[str]
+    make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch, is_cli_process: bool, ended: list[str]
 ) -> None:
     reported: list[str] = []
     monkeypatch.setattr(stage_runner, "exit_immediately", reported.append)
-    monkeypatch.setattr(stage_runner, "is_program", lambda: is_program)
+    monkeypatch.setattr(stage_runner, "is_cli_process", lambda: is_cli_process)
     monkeypatch.setattr(stage_runner, "hold_lease", lose_at_once)
-    error: type[Exception] = Stopped if is_program else TransientError
+    error: type[Exception] = Stopped if is_cli_process else TransientError
     with pytest.raises(error, match=r"^lost$"), stage_runner.driver_lease(make_recipe()):
         raise Stopped("lost", 130)
     assert reported == ended
@@ -164,7 +164,7 @@ def test_a_stage_that_is_stopped_after_it_was_published_keeps_its_provenance(
     recipe = make_recipe(runtime={"executor": "local"})
     with pytest.raises(Stopped):
         run_sample(recipe)
-    provenance = read_provenance(make_plan(recipe).sample.artifact)
+    provenance = read_provenance(make_plan(recipe).first_sample.artifact)
     assert provenance is not None
     assert provenance.stage == "sample"
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.commands import run_distill, run_study
 from pipelines.dry_run import describe
 from pipelines.plan import make_plan
 from pipelines.stages.distill import count_rows
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError
 from pos2distill.store.artifacts import Artifact
+from tests.support.commands import run_distill, run_study
 
 Make = Callable[..., Recipe]
 

@@ -20,9 +20,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipelines.cli import command_line
-from pipelines.commands import run_evaluate, run_study
 from pos2distill.config import Recipe, Study
 from pos2distill.config.validation import dotted_names
+from tests.support.commands import run_evaluate, run_study
 from tests.support.stores import interrupt_evaluation
 
 _SECONDS = 20.0
@@ -34,6 +34,10 @@ fuzz = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
+
+
+# Of tests whose every example runs commands on a whole storage.
+fuzz_storages = settings(fuzz, max_examples=_MORE or 10)
 
 
 @pytest.fixture
@@ -226,7 +230,7 @@ def _damage(content: bytes, data: st.DataObject) -> bytes | None:
     return {"list": b"[]", "object": b"{}"}.get(kind)
 
 
-@fuzz
+@fuzz_storages
 @given(data=st.data())
 def test_finished_stores(
     finished: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str], data: st.DataObject
@@ -256,7 +260,7 @@ def test_finished_stores(
         assert all(len(line) < 2000 for line in errors)
 
 
-@fuzz
+@fuzz_storages
 @given(data=st.data())
 def test_interrupted_evaluations(
     finished: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str], data: st.DataObject

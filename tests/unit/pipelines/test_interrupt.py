@@ -24,14 +24,14 @@ except TimeoutError:
 LEAVES_AT_ONCE = """
 import os, signal, sys, time
 from pipelines.interrupt import interruptible
-from pos2distill.startup import be_program
+from pos2distill.startup import mark_as_cli_process
 def work():
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(1)
     os.kill(os.getpid(), int(sys.argv[2]))
     time.sleep(60)
 if sys.argv[1] == "program":
-    be_program()
+    mark_as_cli_process()
 before = signal.getsignal(signal.SIGTERM)
 try:
     interruptible(work, lambda: time.sleep(60))

@@ -215,7 +215,7 @@ def test_prepare_writes_the_split(make_recipe: Make) -> None:
 def test_stage_receives_only_the_settings_it_declares(make_recipe: Make) -> None:
     """A setting that is not in the fingerprint cannot influence the result: `run` sees its default."""
     plan = make_plan(make_recipe(method={"k": 2}, training={"epochs": 3}, evaluation={"max_new_tokens": 9}))
-    assert (plan.sample.study.training.epochs, plan.sample.study.evaluation.max_new_tokens) == (2, 100)
+    assert (plan.first_sample.study.training.epochs, plan.first_sample.study.evaluation.max_new_tokens) == (2, 100)
     assert (plan.evaluate_base.study.evaluation.max_new_tokens, plan.evaluate_base.study.method.k) == (9, 4)
     assert (plan.distill.study.training.epochs, plan.distill.study.method.k) == (3, 2)
 
@@ -223,8 +223,8 @@ def test_stage_receives_only_the_settings_it_declares(make_recipe: Make) -> None
 def test_stage_declares_the_stages_that_it_streams(make_recipe: Make) -> None:
     plan = make_plan(make_recipe())
     assert [dict(stage.streams) for stage in plan.stages if stage is not plan.distill] == [{}] * 4
-    assert plan.distill.streams == {"samples": plan.sample}
-    assert plan.distill.inputs["samples"].artifact == plan.sample.artifact
+    assert plan.distill.streams == {"samples": plan.first_sample}
+    assert plan.distill.inputs["samples"].artifact == plan.first_sample.artifact
 
 
 def test_choose_slot_does_not_depend_on_bootstrap_samples(make_recipe: Make) -> None:
@@ -252,10 +252,11 @@ def test_make_plan_ignores_how_a_method_is_written(make_recipe: Make, method: di
 def test_make_plans_shares_samples_with_methods_that_need_no_teacher(make_recipe: Make) -> None:
     r1, seqkd = make_recipe(), make_recipe(method={"name": "seqkd"})
     alone = make_plan(seqkd)
-    assert make_plan(r1).sample.artifact.url != alone.sample.artifact.url
+    assert make_plan(r1).first_sample.artifact.url != alone.first_sample.artifact.url
     for order in ([r1, seqkd], [seqkd, r1]):
         one, other = make_plans(order)
-        assert one.sample.artifact.url == other.sample.artifact.url == make_plan(r1).sample.artifact.url
+        expected = make_plan(r1).first_sample.artifact.url
+        assert one.first_sample.artifact.url == other.first_sample.artifact.url == expected
     assert make_plans([r1, seqkd])[1].distill.fingerprint == alone.distill.fingerprint
 
 

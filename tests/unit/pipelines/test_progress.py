@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipelines import progress
-from pipelines.progress import Pace, StageProgress, show_progress, show_stage
+from pipelines.progress import RateEstimator, StageProgress, show_progress, show_stage
 from pipelines.progress_tracker import ProgressTracker
 from pipelines.stages import distill
 from pos2distill.store.artifacts import Artifact
@@ -48,56 +48,56 @@ def nothing() -> None:
     """A second passes."""
 
 
-def test_pace_counts_from_the_first_result_of_this_run() -> None:
+def test_rate_is_measured_from_the_first_result_of_this_run() -> None:
     """90 s to start, then 9 each 20 s. The first 9 began before the clock."""
-    pace = Pace(450, done=54)
-    pace.update(54, now=80.0)
-    assert pace.describe(80.0) == "time left unknown"
-    pace.update(63, now=110.0)
-    assert pace.describe(129.0) == "time left unknown"
-    pace.update(72, now=130.0)
-    assert pace.describe(130.0) == "0.45 a second, 14:00 left"  # 378 are left
+    estimator = RateEstimator(450, done=54)
+    estimator.update(54, now=80.0)
+    assert estimator.describe(80.0) == "time left unknown"
+    estimator.update(63, now=110.0)
+    assert estimator.describe(129.0) == "time left unknown"
+    estimator.update(72, now=130.0)
+    assert estimator.describe(130.0) == "0.45 a second, 14:00 left"  # 378 are left
     # The time of a batch that is under way runs off; a late one makes it slower.
-    assert pace.describe(140.0) == "0.45 a second, 13:50 left"
-    assert pace.describe(150.0) == "0.45 a second, 13:40 left"
-    assert pace.describe(170.0) == "0.23 a second, 27:40 left"
+    assert estimator.describe(140.0) == "0.45 a second, 13:50 left"
+    assert estimator.describe(150.0) == "0.45 a second, 13:40 left"
+    assert estimator.describe(170.0) == "0.23 a second, 27:40 left"
 
 
-def test_pace_says_nothing_of_what_finished_at_once() -> None:
-    pace = Pace(4, done=0)
-    pace.update(4, now=9.0)
-    assert pace.describe(9.0) == ""
+def test_rate_says_nothing_of_what_finished_at_once() -> None:
+    estimator = RateEstimator(4, done=0)
+    estimator.update(4, now=9.0)
+    assert estimator.describe(9.0) == ""
 
 
-def test_pace_is_unknown_while_restarted_workers_repeat_steps() -> None:
-    pace = Pace(90, done=0)
+def test_rate_is_unknown_while_restarted_workers_repeat_steps() -> None:
+    estimator = RateEstimator(90, done=0)
     for count, now in ((3, 0.0), (6, 6.0), (0, 30.0), (3, 36.0)):
-        pace.update(count, now)
-    assert pace.describe(36.0) == "time left unknown"
-    pace.update(6, 42.0)
-    assert pace.describe(42.0).endswith(" left")
+        estimator.update(count, now)
+    assert estimator.describe(36.0) == "time left unknown"
+    estimator.update(6, 42.0)
+    assert estimator.describe(42.0).endswith(" left")
 
 
-def test_pace_of_a_stage_that_gets_nothing_finished_any_more() -> None:
+def test_rate_of_a_stage_that_gets_nothing_finished_any_more() -> None:
     """As after the loss of a machine that is not replaced."""
-    pace = Pace(90, done=0)
-    pace.update(3, now=0.0)
-    assert pace.describe(601.0) == "nothing finished for 10:01"
-    pace.update(6, now=610.0)
-    assert not pace.is_stalled(610.0 + 5 * 610.0), "results may take as long as this"
-    assert pace.describe(610.0 + 5 * 610.0 + 1) == "nothing finished for 50:51"
-    pace.update(90, now=5000.0)
-    assert not pace.is_stalled(9000.0)
+    estimator = RateEstimator(90, done=0)
+    estimator.update(3, now=0.0)
+    assert estimator.describe(601.0) == "nothing finished for 10:01"
+    estimator.update(6, now=610.0)
+    assert not estimator.is_stalled(610.0 + 5 * 610.0), "results may take as long as this"
+    assert estimator.describe(610.0 + 5 * 610.0 + 1) == "nothing finished for 50:51"
+    estimator.update(90, now=5000.0)
+    assert not estimator.is_stalled(9000.0)
 
 
-def test_pace_of_a_stage_whose_results_do_not_count() -> None:
+def test_rate_of_a_stage_whose_results_do_not_count() -> None:
     """As wrong answers: the samplers work, although no more samples are kept."""
-    pace = Pace(90, done=0)
-    pace.update(3, now=0.0)
-    pace.update(3, now=700.0, idle_seconds=5.0)
-    assert pace.describe(700.0) == "time left unknown"
-    pace.update(3, now=1300.0, idle_seconds=605.0)
-    assert pace.describe(1300.0) == "nothing finished for 10:05"
+    estimator = RateEstimator(90, done=0)
+    estimator.update(3, now=0.0)
+    estimator.update(3, now=700.0, idle_seconds=5.0)
+    assert estimator.describe(700.0) == "time left unknown"
+    estimator.update(3, now=1300.0, idle_seconds=605.0)
+    assert estimator.describe(1300.0) == "nothing finished for 10:05"
 
 
 @pytest.mark.usefixtures("every_second")

@@ -109,14 +109,14 @@ class FullDisk(io.FileIO):
 def test_actors_wait_for_a_storage_that_does_not_answer_while_they_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "_RETRY_SECONDS", 0.0)
     lines: list[str] = []
-    messages: Any = SimpleNamespace(warn=lines.append)
+    mailbox: Any = SimpleNamespace(warn=lines.append)
 
     def creating(error: Exception) -> Callable[[], Any]:
         return Mock(side_effect=[error, len])
 
     operator = ActorOperator("samplers", creating(TransientError("the hub is down")), PoolSection())
-    assert data._Actor(operator, messages, None).function is len
-    assert actors._Actor(creating(ConnectionResetError("reset")), messages).function is len
+    assert data._Actor(operator, mailbox, None).function is len
+    assert actors._Actor(creating(ConnectionResetError("reset")), mailbox).function is len
     assert [line.partition(";")[0] for line in lines] == ["the hub is down", "reset"]
 
 
@@ -132,7 +132,7 @@ def test_an_error_of_a_worker_keeps_its_kind(kind: type[UserError], monkeypatch:
 
     def train(workers: int) -> Any:
         monkeypatch.setattr(ray.train, "get_context", lambda: SimpleNamespace(get_world_size=lambda: workers))
-        return train_function({"job": None, "tracker": tracker, "messages": None})
+        return train_function({"job": None, "tracker": tracker, "mailbox": None})
 
     monkeypatch.setattr("pipelines.executors.ray.train.RaySession", lambda *_: None)
     monkeypatch.setattr("pos2distill.training.worker.run_worker", fail)
@@ -248,7 +248,7 @@ def upload(
 
     lines: list[str] = []
     uploaded: list[Checkpoint] = []
-    session.messages = SimpleNamespace(warn=lines.append)  # type: ignore[assignment]
+    session.mailbox = SimpleNamespace(warn=lines.append)  # type: ignore[assignment]
     folder = tmp_path / "state"
     folder.mkdir()
     (folder / "state.json").write_text("{}")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pipelines.commands import run_evaluate
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
+from tests.support.commands import run_evaluate
 
 SEARCH = {"generations": 1, "population": 2, "parents": 1, "mutations": 1, "crossovers": 0, "examples": 2}
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from pipelines.cli.command_line import main
-from pipelines.commands import run_analyse, run_distill, run_evaluate
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.models.load import load_tokenizer
@@ -15,6 +14,7 @@ from pos2distill.models.prompts import load_prompt_builder
 from pos2distill.records import Example, example_from_row
 from pos2distill.tasks.permutations import arrange
 from pos2distill.tasks.prompts import PromptBuilder
+from tests.support.commands import run_analyse, run_distill, run_evaluate
 
 TEMPLATE = {
     "system": "Answer from this:\n{documents}\nNothing else.",
@@ -62,7 +62,7 @@ def test_study_with_a_template_has_its_prompts_everywhere(
     # The page puts them together from the frame, in which the user's message is.
     chat = plan.evaluate_base.output().details("chat")["chat"]
     assert chat == ["<s><|system|>", "<|end|><|user|>Q: {question}<|end|><|assistant|>"]
-    samples = plan.sample.artifact
+    samples = plan.first_sample.artifact
     assert main(["inspect", samples.url, "--prompts", "--limit", "1", "--json"]) == 0
     sampled = capsys.readouterr().out
     assert "<|system|>Answer from this:" in sampled

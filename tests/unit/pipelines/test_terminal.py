@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from pipelines import commands
 from pipelines.cli import command_line
 from pipelines.terminal import print_comparison, print_curve, print_evaluation
 from pos2distill.config import Recipe
 from pos2distill.errors import GateError
+from tests.support.commands import replace_command
 from tests.support.reports import evaluation_inputs, report_inputs, with_gaps
 
 
@@ -97,7 +97,7 @@ def test_print_evaluation_shows_tokens_only_with_both_counts(capsys: pytest.Capt
 def recipe_path(make_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Of a study whose stages print a line and make nothing."""
     make_recipe()
-    monkeypatch.setattr(commands, "run_sample", lambda *_: print("a line for people"))
+    replace_command(monkeypatch, "sample", lambda *_: print("a line for people"))
     monkeypatch.delenv("POS2DISTILL_QUIET", raising=False)
     return str(tmp_path / "recipe.yaml")
 
@@ -125,7 +125,7 @@ def test_json_is_printed_for_a_gate_that_fails_too(
     def fail(*_: object) -> None:
         raise GateError("too large")
 
-    monkeypatch.setattr(commands, "run_evaluate", fail)
+    replace_command(monkeypatch, "evaluate", fail)
     assert command_line.main(["evaluate", recipe_path, "--json"]) == 1
     captured = capsys.readouterr()
     assert json.loads(captured.out)["curves"] == {}

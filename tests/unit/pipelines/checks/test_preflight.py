@@ -18,13 +18,13 @@ import pytest
 from pipelines.checks import data_checks, machine_checks, preflight
 from pipelines.checks.model_checks import count_parameters
 from pipelines.checks.pending_run import PendingRun
-from pipelines.commands import run_study
 from pipelines.dry_run import describe
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError, warn_once
 from pos2distill.store.storage import claim_storage
 from pos2distill.tasks.datasets import load_split
+from tests.support.commands import run_study
 from tests.support.tiny import CHAT_TEMPLATE
 
 Make = Callable[..., Recipe]
@@ -246,9 +246,13 @@ def test_check_temporary_space(
     [
         ("", {"executor": "ray"}, ["samplers", "teachers", "trainers"]),
         ("", {"executor": "ray", "method": "seqkd"}, ["samplers", "trainers"]),
-        ("", {"executor": "ray", "pending": "evaluation_stages"}, ["samplers"]),
+        ("", {"executor": "ray", "pending": "stages_for_evaluate"}, ["samplers"]),
         ("", {"executor": "ray", "pending": "distill"}, ["trainers"]),
-        ("", {"executor": "ray", "pending": "analysis_stages", "analysis": {"examples": 3}}, ["samplers", "teachers"]),
+        (
+            "",
+            {"executor": "ray", "pending": "stages_for_analyse", "analysis": {"examples": 3}},
+            ["samplers", "teachers"],
+        ),
         ("ADDRESS", {"executor": "ray"}, []),
     ],
 )
@@ -289,7 +293,7 @@ def test_check_gpus_refuses_a_local_run_on_a_machine_without_any(
     recipe = make_recipe(runtime={"executor": "local", "samplers": {"gpus": 1}, "trainers": {"gpus": 1}})
     plan = make_plan(recipe)
     with pytest.raises(UserError) as caught:
-        machine_checks.check_gpus(PendingRun(recipe, plan, plan.evaluation_stages))
+        machine_checks.check_gpus(PendingRun(recipe, plan, plan.stages_for_evaluate))
     assert str(caught.value) == (
         "runtime.samplers.gpus: this machine has no GPU that torch can use; set 0, or install torch for GPUs "
         "(docs/running.md)"

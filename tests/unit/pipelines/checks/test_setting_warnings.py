@@ -11,7 +11,6 @@ from pipelines.checks import machine_checks, setting_warnings
 from pipelines.checks.pending_run import PendingRun
 from pipelines.checks.setting_warnings import warn_of_settings
 from pipelines.cli import command_line
-from pipelines.commands import run_evaluate
 from pipelines.plan import make_plan
 from pipelines.provenance import Provenance, record_provenance
 from pos2distill import hardware
@@ -20,6 +19,7 @@ from pos2distill.config.load import load_recipe
 from pos2distill.errors import warn_once
 from pos2distill.store.artifacts import Artifact
 from pos2distill.training.rows import rows_of_rank
+from tests.support.commands import run_evaluate
 
 Make = Callable[..., Recipe]
 
@@ -105,7 +105,7 @@ def test_warn_of_settings_names_limits_that_are_short_for_chains(
     ]
     # Of commands that sample nothing.
     warn_once.cache_clear()
-    warn_of_settings(recipe, make_plan(recipe).evaluation_stages)
+    warn_of_settings(recipe, make_plan(recipe).stages_for_evaluate)
     assert capsys.readouterr().err == ""
 
 
@@ -324,8 +324,8 @@ ALL = ["runtime.samplers.gpus=1", "runtime.teachers.gpus=1", "runtime.trainers.g
                 *("runtime.vllm.gpu_memory_utilization=0.5", "runtime.mode=staged"),
             ],
         ),
-        (1, {"runtime": {"executor": "local"}}, "evaluation_stages", ["runtime.samplers.gpus=1"]),
-        (1, {"model": {"engine": "fake"}}, "evaluation_stages", []),
+        (1, {"runtime": {"executor": "local"}}, "stages_for_evaluate", ["runtime.samplers.gpus=1"]),
+        (1, {"model": {"engine": "fake"}}, "stages_for_evaluate", []),
         (1, {"runtime": {"trainers": {"gpus": 1}}}, "stages", []),
         (0, {}, "stages", []),
     ],

@@ -19,7 +19,6 @@ from transformers import AutoModelForCausalLM
 
 from pipelines.api import Checkpoint
 from pipelines.cli import command_line
-from pipelines.commands import run_evaluate, run_sample, run_study
 from pipelines.plan import make_plan
 from pipelines.provenance import UNFINISHED_FILE, Provenance, read_provenance, record_provenance
 from pipelines.results import comparison
@@ -32,6 +31,7 @@ from pos2distill.errors import UserError
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.checkpoint_layout import STATE_FOLDER
 from pos2distill.store.samples import SampleStore
+from tests.support.commands import run_evaluate, run_sample, run_study
 from tests.support.hub_server import hub_server, use_hub
 from tests.support.paths import ODD_NAME
 from tests.support.privileges import respecting_modes
@@ -138,12 +138,12 @@ def test_inspect_samples_shows_what_was_kept(recipe: Recipe, command: Command) -
     assert first["prompt"].startswith("<s><|user|>Title: ")
     assert first["position"] == "1"
     # The folder of the samples says what it is.
-    folder = make_plan(recipe).sample.artifact.path
+    folder = make_plan(recipe).first_sample.artifact.path
     assert len(command("inspect", folder, "--json", "--limit", "0")) == 8
 
 
 def test_list_artifacts_has_finished_ones_first_and_each_once(tmp_path: Path, recipe: Recipe) -> None:
-    made = read_provenance(make_plan(recipe).sample.artifact)
+    made = read_provenance(make_plan(recipe).first_sample.artifact)
     assert made is not None
     for folder, date, files in (
         ("samples-old", "2026-01-01", ("manifest.json", "provenance.json")),
@@ -182,8 +182,8 @@ def test_inspect_samples_shows_the_teachers_entropy(recipe: Recipe, command: Com
     lines = command("inspect", recipe.storage, "--samples", "--entropy", "--json", "--limit", "2")
     shown = [json.loads(line)["entropy"] for line in lines]
     model = AutoModelForCausalLM.from_pretrained(recipe.study.model.path, dtype=torch.float32)
-    store = SampleStore(make_plan(recipe).sample.artifact)
-    ids = sample_ids_of(make_plan(recipe).sample)
+    store = SampleStore(make_plan(recipe).first_sample.artifact)
+    ids = sample_ids_of(make_plan(recipe).first_sample)
     samples = store.load(store.index(ids), np.arange(2), ["prompt_ids", "response_ids"]).to_pylist()
     for sample, entropy in zip(samples, shown, strict=True):
         response = sample["response_ids"]

@@ -13,7 +13,7 @@ import yaml
 from pipelines import commands
 from pipelines.cli import command_line
 from pipelines.cli.browse import BROWSING
-from pipelines.cli.job_command import COMMANDS
+from pipelines.cli.job_command import COMMAND_HELP
 from pipelines.plan import make_plan
 from pipelines.terminal import summarise_manifest
 from pos2distill.config import Recipe
@@ -22,6 +22,7 @@ from pos2distill.config.read import recipe_names
 from pos2distill.config.sweep import sweep_cells
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.storage import claim_storage
+from tests.support.commands import replace_command
 from tests.support.paths import PROJECT
 
 Make = Callable[..., Recipe]
@@ -54,13 +55,13 @@ def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
         command_line.main(["--help"])
     shown = capsys.readouterr().out
     names = re.findall(r"^    ([a-z]+) ", shown, re.MULTILINE)
-    assert {*COMMANDS, *BROWSING} < {*names}
+    assert {*COMMAND_HELP, *BROWSING} < {*names}
     for name in names:
         assert f"\n  python run.py {name}" in shown
     assert "Exit codes" in shown
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, *BROWSING, "recipes", "submit"])
+@pytest.mark.parametrize("name", [*COMMAND_HELP, *BROWSING, "recipes", "submit"])
 def test_help_of_a_command_shows_examples_of_it_alone(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         command_line.main([name, "--help"])
@@ -91,9 +92,9 @@ def test_commands_are_in_the_help_and_have_functions(capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit, match="0"):
         command_line.main(["--help"])
     shown = capsys.readouterr().out
-    for name in COMMANDS:
+    for name in COMMAND_HELP:
         assert f"\n    {name} " in shown
-        assert callable(getattr(commands, f"run_{name}"))
+    assert list(commands.COMMANDS) == list(COMMAND_HELP)
 
 
 def test_recipes_as_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,7 +169,7 @@ def test_dry_run_shows_the_stages_of_its_command(
 def test_dry_run_shows_cached_stages(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     loaded = load_recipe(recipe)
     claim_storage(loaded.storage, loaded.name)
-    artifact = make_plan(loaded).sample.artifact
+    artifact = make_plan(loaded).first_sample.artifact
     with artifact.writing():
         artifact.publish(counts={}, seconds={})
     assert command_line.main(["study", recipe, "--dry-run"]) == 0
@@ -208,7 +209,7 @@ def test_distill_names_samples_of_other_settings(recipe: str, capsys: pytest.Cap
     with Artifact(resolved.storage, "samples", "feedfeedfeedfeed").writing():
         Artifact(resolved.storage, "samples", "feedfeedfeedfeed").publish(counts={}, seconds={})
     assert command_line.main(["distill", recipe, "runtime.mode=staged"]) == 2
-    expected = make_plan(resolved).sample.fingerprint
+    expected = make_plan(resolved).first_sample.fingerprint
     assert (
         f"no finished samples of fingerprint {expected}; it holds feedfeedfeedfeed, made with other settings; "
         "run `study` first (or `sample`)"
@@ -365,7 +366,7 @@ def test_main_ends_on_sigterm_with_143(
     recipe: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(commands, "run_study", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    replace_command(monkeypatch, "study", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     assert command_line.main(["study", recipe]) == 143
     assert capsys.readouterr().err == "interrupted; run the same command again to continue\n"
     assert signal.getsignal(signal.SIGTERM) is before
@@ -377,7 +378,7 @@ def test_main_ends_on_ctrl_c_with_130(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(commands, "run_study", interrupt)
+    replace_command(monkeypatch, "study", interrupt)
     assert command_line.main(["study", recipe]) == 130
     assert capsys.readouterr().err == "interrupted; run the same command again to continue\n"
 
@@ -386,7 +387,7 @@ def test_main_keeps_the_traceback_of_a_bug(recipe: str, monkeypatch: pytest.Monk
     def stumble(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(commands, "run_study", stumble)
+    replace_command(monkeypatch, "study", stumble)
     with pytest.raises(ZeroDivisionError):
         command_line.main(["study", recipe])
 
@@ -397,7 +398,7 @@ def test_main_reports_a_fault_in_one_line(
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device", "/full")
 
-    monkeypatch.setattr(commands, "run_study", fail)
+    replace_command(monkeypatch, "study", fail)
     assert command_line.main(["study", recipe]) == 2
     line = capsys.readouterr().err
     assert line.startswith("error: /full: No space left on device; free space there")

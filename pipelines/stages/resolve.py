@@ -1,4 +1,4 @@
-"""What earlier stages made, put in the place of the settings that ask for it: slots, scales, a distilled model."""
+"""Settings that ask for a result of earlier stages, replaced by it: slots, scales, a distilled model."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from pos2distill.store.checkpoint_layout import model_url
 from .stage import Input
 
 
-def with_measured(study: Study, inputs: Mapping[str, Input]) -> Study:
+def resolve_auto_settings(study: Study, inputs: Mapping[str, Input]) -> Study:
     """The study with the advantageous slots that were chosen (`slot`) and the RoPE scales that were found (`scales`).
 
     Unchanged where a stage has no such input.
