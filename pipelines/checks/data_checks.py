@@ -2,12 +2,14 @@
 
 import functools
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 
 from pos2distill.config import EndpointSection, Recipe, Study
-from pos2distill.errors import UserError, warn
+from pos2distill.errors import UserError, warn, warn_once
+from pos2distill.evaluation.count_warnings import distractor_warning
 from pos2distill.parquet import open_parquet
 from pos2distill.records import Example, Tokens, example_from_row
 from pos2distill.sampling.prompting import prompt_builder
@@ -18,7 +20,7 @@ from pos2distill.tasks.readers import data_bytes
 
 from ..artifact_names import BASE_SCORES, DISTILLED_SCORES
 from ..plan import Plan
-from ..stages.prepare import EVALUATION, TRAIN, prefix_task_errors
+from ..stages.prepare import EVALUATION, TRAIN, prefix_task_errors, read_locations
 from ..stages.stage import Stage
 
 # A data file of up to this size is read whole; of a larger one the first records. The stage `prepare` reads all.
@@ -55,7 +57,10 @@ def check_data(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> list[Chec
             continue
         with prefix_task_errors(name):
             examples = _prepared(prepare) if prepare.artifact.is_finished else _read(prepare)
-            checked += _check_prompts(name, study, recipe.runtime.endpoint, plan, stages, *examples)
+            warning = distractor_warning(examples.counts)
+            if warning:
+                warn_once(f"{prepare.name}: {warning}")
+            checked += _check_prompts(name, study, recipe.runtime.endpoint, plan, stages, examples)
     return checked
 
 
@@ -67,7 +72,7 @@ def check_prompts(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
     for name, study, prepare in _tasks(plan):
         if prepare in stages:
             with prefix_task_errors(name):
-                _check_prompts(name, study, recipe.runtime.endpoint, plan, stages, *_prepared(prepare))
+                _check_prompts(name, study, recipe.runtime.endpoint, plan, stages, _prepared(prepare))
 
 
 def _tasks(plan: Plan) -> Iterator[tuple[str | None, Study, Stage]]:
@@ -77,9 +82,25 @@ def _tasks(plan: Plan) -> Iterator[tuple[str | None, Study, Stage]]:
         yield name, other.study, other.prepare
 
 
-def _prepared(prepare: Stage) -> tuple[Iterable[Example], Iterable[Example]]:
-    """The prepared examples for training and for evaluation."""
-    return _read_prepared(prepare.artifact, TRAIN), _read_prepared(prepare.artifact, EVALUATION)
+@dataclass(frozen=True, slots=True)
+class _Examples:
+    """The examples for training and for evaluation.
+
+    counts: as of the stage `prepare`; empty where only some records were read. locations: returns where the data set
+    has an example, by its id.
+    """
+
+    train: Iterable[Example]
+    evaluation: Iterable[Example]
+    counts: Mapping[str, int]
+    locations: Callable[[], Mapping[str, str]]
+
+
+def _prepared(prepare: Stage) -> _Examples:
+    """The prepared examples."""
+    train, evaluation = _read_prepared(prepare.artifact, TRAIN), _read_prepared(prepare.artifact, EVALUATION)
+    counts = prepare.output().manifest().counts
+    return _Examples(train, evaluation, counts, functools.partial(read_locations, prepare.artifact))
 
 
 def _read_prepared(artifact: Artifact, file: str) -> Iterator[Example]:
@@ -89,16 +110,16 @@ def _read_prepared(artifact: Artifact, file: str) -> Iterator[Example]:
                 yield example_from_row(row)
 
 
-def _read(prepare: Stage) -> tuple[Iterable[Example], Iterable[Example]]:
-    """The examples for training and for evaluation; of a large file some of its examples, for both."""
+def _read(prepare: Stage) -> _Examples:
+    """The examples of the data set; of a large file some of its examples, for training and for evaluation."""
     data, documents = prepare.study.data, prepare.derived["longest_prompt"]
     if data_bytes(data.path) <= _MAX_DATA_BYTES:
         split = load_split(data, documents=documents, seed=prepare.study.seed, eval_seed=prepare.study.evaluation.seed)
-        return split.train, split.evaluation
+        return _Examples(split.train, split.evaluation, split.counts, lambda: split.locations)
     found = islice(read_examples(data, documents), _FIRST_RECORDS)
     # Examples that still lack distractors are shorter than their prompts will be.
     examples = [each for each in found if isinstance(each, Example) and len(each.documents) >= documents]
-    return examples, examples
+    return _Examples(examples, examples, {}, dict)
 
 
 def _check_prompts(
@@ -107,13 +128,12 @@ def _check_prompts(
     endpoint: EndpointSection,
     plan: Plan,
     stages: Sequence[Stage],
-    train: Iterable[Example],
-    evaluation: Iterable[Example],
+    examples: _Examples,
 ) -> list[CheckedPrompts]:
-    limits = _Limits.of(study, endpoint)
+    limits = _Limits.of(study, endpoint, examples.locations)
     checked = []
     if any(stage.artifact.name in (BASE_SCORES, DISTILLED_SCORES) for stage in stages):
-        evaluated = list(islice(evaluation, _MAX_EXAMPLES))
+        evaluated = list(islice(examples.evaluation, _MAX_EXAMPLES))
         for count in study.prompt_lengths:
             length = functools.partial(_characters, documents=count)
             longest = heapq.nlargest(_LONGEST, evaluated, key=length)
@@ -122,7 +142,7 @@ def _check_prompts(
     if study is plan.study and plan.first_sample in stages:
         # A sample whose prompt is too long is a failed one, of which some are allowed. If the shortest is, all are.
         length = functools.partial(_characters, documents=study.data.documents)
-        shortest = heapq.nsmallest(1, islice(train, _MAX_EXAMPLES), key=length)
+        shortest = heapq.nsmallest(1, islice(examples.train, _MAX_EXAMPLES), key=length)
         if shortest:
             _check_examples(limits, name, shortest, study.data.documents, study.sampling.max_new_tokens)
     return checked
@@ -133,21 +153,24 @@ class _Limits:
     """What prompts of a study must fit.
 
     served_context: tokens of the server's context, if it reports them. vocabulary: its size; 0 behind a server.
+    locations: as in `_Examples`.
     """
 
     study: Study
     endpoint: EndpointSection
     served_context: int | None
     vocabulary: int
+    locations: Callable[[], Mapping[str, str]]
 
     @classmethod
-    def of(cls, study: Study, endpoint: EndpointSection) -> "_Limits":
+    def of(cls, study: Study, endpoint: EndpointSection, locations: Callable[[], Mapping[str, str]]) -> "_Limits":
         from pos2distill.models.load import load_config
 
         vocabulary = 0
         if not study.model.uses_chat_api:
             vocabulary = load_config(study.model).get_text_config().vocab_size
-        return cls(study, endpoint, None if study.has_weights else _served_context(study, endpoint), vocabulary)
+        served_context = None if study.has_weights else _served_context(study, endpoint)
+        return cls(study, endpoint, served_context, vocabulary, locations)
 
     def require(self, example: Example, prompt: str | Tokens, reserve: int) -> None:
         """Refuse a prompt that does not fit.
@@ -173,17 +196,31 @@ def _check_examples(
     for example in examples:
         slots = tuple(range(len(example.golds)))
         prompt: str | Tokens
-        if isinstance(build, MessageBuilder):
-            prompt = joined_text(build(example, documents, slots))
-        else:
-            prompt = build(example, documents, slots)
-        limits.require(example, prompt, reserve)
+        with _naming_location(example, limits.locations):
+            if isinstance(build, MessageBuilder):
+                prompt = joined_text(build(example, documents, slots))
+            else:
+                prompt = build(example, documents, slots)
+            limits.require(example, prompt, reserve)
         prompts.append(prompt)
     longest = max(prompts, key=len)
     if isinstance(build, MessageBuilder) or isinstance(longest, str):
         return CheckedPrompts(task, documents, None, reserve, str(longest))
     _warn_of_unknown_words(limits.study.model.path, longest, build.tokenizer.unk_token_id)
     return CheckedPrompts(task, documents, len(longest), reserve, str(build.tokenizer.decode(longest)))
+
+
+@contextmanager
+def _naming_location(example: Example, locations: Callable[[], Mapping[str, str]]) -> Iterator[None]:
+    """Adds to an error that names an example where the data set has it."""
+    try:
+        yield
+    except UserError as error:
+        named = f"example {example.example_id}"
+        location = locations().get(example.example_id)
+        if location is None or named not in str(error):
+            raise
+        raise UserError(str(error).replace(named, f"{named} ({location})", 1)) from None
 
 
 def _warn_of_unknown_words(model: str, prompt: Tokens, unknown: int | None) -> None:

@@ -16,6 +16,12 @@ _METRICS: dict[str, Metric] = {"kv": "substring", "reasoning": "em", "coc": "em"
 """The metric by prompt, where it is not sub_em."""
 
 
+def _default_prompt(settings: Mapping[str, Any]) -> PromptStyle:
+    if settings.get("template"):
+        return "template"
+    return "kv" if settings.get("format") == "kv" else "qa"
+
+
 def _default_metric(settings: Mapping[str, Any]) -> Metric:
     template: TemplateSection | None = settings.get("template")
     if template is not None and template.asks_for_conclusion:
@@ -31,10 +37,10 @@ class DataSection(Section):
     # Before `prompt`, whose default follows from it. Left out of dumps, and so of fingerprints, where there is none.
     template: TemplateSection | None = Field(None, exclude_if=lambda section: section is None)
     prompt: PromptStyle = Field(
-        default_factory=lambda settings: "template" if settings.get("template") else "qa",
+        default_factory=_default_prompt,
         description="wording: qa and kv are the benchmarks' own (Liu et al. 2024); reasoning: a chain of thought as in "
         "the paper's R2; coc: one with a source for every claim; plain: documents, then the question; template: that "
-        "of data.template. Default: template if there is that section, else qa",
+        "of data.template. Default: template if there is that section, kv for format kv, else qa",
     )
     metric: Metric = Field(
         default_factory=_default_metric,

@@ -200,7 +200,7 @@ def _located_examples(data: DataSection, documents: int) -> Iterator[tuple[str, 
         fitted = _fit(parsed, data, documents, location) if isinstance(parsed, Example) else parsed
         yield record_location, fitted
     if empty:
-        raise UserError(f"{data.path}: holds no examples")
+        raise UserError(f"{data.path}: holds no examples; expected a record for each question (docs/data.md)")
 
 
 def _has_answer_in_distractor(example: Example, documents: int) -> bool:
@@ -281,14 +281,31 @@ def _fit(example: Example, data: DataSection, documents: int, location: str) -> 
         )
     if data.spec.keeps_gold_only:
         return replace(example, documents=example.golds)
+    if not data.spec.skips_unusable:
+        _check_distractors(example, location)
     if len(example.documents) < documents and not _draws_distractors(data):
         if data.spec.skips_unusable:
             return "too_few_documents"
         raise UserError(
             f"{location}: documents: found {len(example.documents)}, but prompts of {documents} slots are asked for "
-            f"(data.documents, evaluation.other_documents); set data.distractors=random, or lower them"
+            f"(data.documents or --documents, evaluation.other_documents); set data.distractors=random, or lower them"
         )
     return example
+
+
+def _check_distractors(example: Example, location: str) -> None:
+    """Refuse distractors among which the position of a gold document means nothing."""
+    golds = [(gold.title, gold.text) for gold in example.golds]
+    texts = [(document.title, document.text) for document in example.distractors]
+    for title, text in texts:
+        if (title, text) in golds:
+            raise UserError(
+                f"{location}, documents: a distractor is the same as a gold document ({text!r:.80}); remove it"
+            )
+    if texts and not any(text.strip() for _, text in texts):
+        raise UserError(f"{location}, documents: the texts of all distractors are empty; expected text")
+    if len(texts) > 1 and len(set(texts)) == 1:
+        raise UserError(f"{location}, documents: all {len(texts)} distractors are the same; expected different ones")
 
 
 def _wrong_hops(golds: int, data: DataSection, location: str) -> str:

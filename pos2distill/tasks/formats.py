@@ -5,6 +5,7 @@ A record that breaks its format is refused. One that follows it but cannot be us
 
 import difflib
 import hashlib
+import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -70,13 +71,16 @@ def parse_record(form: str, record: dict[str, Any], location: str) -> Example | 
     if len(missing) > 1:
         raise UserError(
             f"{location}: fields {', '.join(missing)} are missing; found fields: {', '.join(record) or 'none'} "
-            f"({_format_hint(record)})"
+            f"({_format_hint(record, 'is data.format right?')})"
         )
     return PARSERS[spec.parser](record, location)
 
 
-def _format_hint(record: dict[str, Any]) -> str:
-    """A hint for a message: the formats that have the fields of this record, or where the records probably are."""
+def _format_hint(record: dict[str, Any], otherwise: str) -> str:
+    """A hint for a message: the formats that have the fields of this record, or where the records probably are.
+
+    otherwise: the hint where neither is known.
+    """
     fitting = [each.name for each in FORMATS.values() if all(name in record for name in each.required)]
     if fitting:
         return f"those of data.format={' or '.join(fitting)}"
@@ -84,7 +88,7 @@ def _format_hint(record: dict[str, Any]) -> str:
         ((name, value),) = record.items()
         if isinstance(value, list) and value and isinstance(value[0], dict):
             return f"if the records are in '{name}', write that list alone"
-    return "is data.format right?"
+    return otherwise
 
 
 def question_id(question: str) -> str:
@@ -123,6 +127,8 @@ def _parse_key_value(record: dict[str, Any], location: str) -> Example:
             golds += 1
         else:
             documents.append(Document(pair[0], pair[1]))
+    if not golds:
+        raise UserError(f"{location}, key: {key!r:.80} is the key of no pair in ordered_kv_records")
     return Example(question_id(key), key, (value,), tuple(documents))
 
 
@@ -133,7 +139,7 @@ def _parse_generic(record: dict[str, Any], location: str) -> Example:
     scores: list[float | None] = []
     for at, given in _objects(record, "documents", location):
         title = _field(given, "title", str, at) if "title" in given else ""
-        gold = _field(given, "gold", bool, at)
+        gold = _field(given, "gold", bool, at, hint="every document needs gold: true or false")
         hop = _field(given, "hop", int, at) if given.get("hop") is not None else None
         if gold:
             gold_indices.append(len(documents))
@@ -255,6 +261,9 @@ def _parse_hotpotqa(record: dict[str, Any], location: str) -> Example | Reason:
     identity = _field(record, "id" if "id" in record and "_id" not in record else "_id", str, location)
     question = _field(record, "question", str, location)
     answers = _nonempty_answers((_field(record, "answer", str, location),))
+    # On the hub, each of these two is an object of lists.
+    record = _with_pairs(record, "supporting_facts", ("title", "sent_id"), location)
+    record = _with_pairs(record, "context", ("title", "sentences"), location)
     facts = [fact for _, fact in _pairs(record, "supporting_facts", ("title", str), ("sentence", int), location)]
     hops = list(dict.fromkeys(title for title, _ in facts))  # the titles in the order of their first mention
     documents = []
@@ -301,8 +310,8 @@ def _nonempty_answers(answers: tuple[str, ...]) -> tuple[str, ...]:
 _SIMILAR_FIELDS = frozenset({"positive_ctxs", "negative_ctxs", "hard_negative_ctxs", "answerable", "answer_aliases"})
 
 
-def _field(record: dict[str, Any], name: str, kind: type, location: str) -> Any:
-    """The value of a field, if it is there and of this type."""
+def _field(record: dict[str, Any], name: str, kind: type, location: str, *, hint: str = "") -> Any:
+    """The value of a field, if it is there and of this type. hint: to append if it is missing."""
     if name not in record:
         defined = _SIMILAR_FIELDS | ({"answer", "answers"} if name in _SIMILAR_FIELDS else set())
         others = [found for found in record if found not in defined]
@@ -310,7 +319,8 @@ def _field(record: dict[str, Any], name: str, kind: type, location: str) -> Any:
         if near:
             raise UserError(f"{location}: field '{name}' is missing, but there is '{near[0]}'; rename it")
         found = ", ".join(record) or "none"
-        raise UserError(f"{location}: field '{name}' is missing; found fields: {found} ({_format_hint(record)})")
+        hint = hint or f"if one of them holds it, rename it to '{name}'"
+        raise UserError(f"{location}: field '{name}' is missing; found fields: {found} ({_format_hint(record, hint)})")
     _check(record[name], kind, f"{location}, {name}")
     return record[name]
 
@@ -330,10 +340,15 @@ def _refuse_misspelt(record: dict[str, Any], known: set[str], location: str) -> 
 def _check(value: Any, kind: type, location: str) -> None:
     # In Python, True is an int.
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise UserError(f"{location}: expected {_TYPE_NAMES[kind]}, got {value!r:.80}")
+        shown = "null" if value is None else f"{value!r:.80}"
+        raise UserError(f"{location}: expected {_TYPE_NAMES[kind]}, got {shown}")
 
 
 def _strings(record: dict[str, Any], name: str, location: str) -> tuple[str, ...]:
+    single = record.get(name)
+    if isinstance(single, str):
+        example = json.dumps([single], ensure_ascii=False)
+        raise UserError(f"{location}, {name}: expected a list, got {single!r:.80}; write it as {example:.80}")
     values = _field(record, name, list, location)
     for index, value in enumerate(values):
         _check(value, str, f"{location}, {name}[{index}]")
@@ -346,6 +361,20 @@ def _objects(record: dict[str, Any], name: str, location: str) -> Iterator[tuple
         at = f"{location}, {name}[{index}]"
         _check(value, dict, at)
         yield at, value
+
+
+def _with_pairs(record: dict[str, Any], name: str, columns: tuple[str, str], location: str) -> dict[str, Any]:
+    """The record with a list of pairs in this field, where it has an object of two lists."""
+    value = record.get(name)
+    if not isinstance(value, dict) or not value.keys() >= set(columns):
+        return record
+    first, second = (_field(value, column, list, f"{location}, {name}") for column in columns)
+    if len(first) != len(second):
+        raise UserError(
+            f"{location}, {name}: {columns[0]} has {len(first)} elements and {columns[1]} {len(second)}; expected as "
+            f"many"
+        )
+    return {**record, name: [list(pair) for pair in zip(first, second, strict=True)]}
 
 
 def _pairs(

@@ -85,6 +85,16 @@ def test_metric_is_the_prompts_own(load: Callable[..., Recipe], prompt: str, met
     assert load(f"data.prompt={prompt}").study.data.metric == metric
 
 
+@pytest.mark.parametrize(("form", "prompt"), [("kv", "kv"), ("nq", "qa"), ("jsonl", "qa")])
+def test_prompt_is_the_formats_own(load: Callable[..., Recipe], form: str, prompt: str) -> None:
+    assert load(f"data={{format: {form}, path: x}}").study.data.prompt == prompt
+    assert load(f"data={{format: {form}, path: x, prompt: plain}}").study.data.prompt == "plain"
+    assert (
+        load(f"data={{format: {form}, path: x, template: {{user: '{{documents}} {{question}}'}}}}").study.data.prompt
+        == "template"
+    )
+
+
 def test_retriever_ranks_are_those_of_one_document(load: Callable[..., Recipe]) -> None:
     with pytest.raises(UserError, match=r"retriever_ranks: only for one gold document"):
         load("data.hops=[2]", "data.format=musique", "evaluation.retriever_ranks=[1]")

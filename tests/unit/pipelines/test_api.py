@@ -209,12 +209,15 @@ def test_errors_about_records_name_the_record_and_no_file(
     recipe_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = [json.loads(line) for line in (tmp_path / "data.jsonl").read_text().splitlines()]
+    long = [{**record, "question": f"{'long ' * 200}{record['question']}"} for record in records]
+    with pytest.raises(UserError, match=r"^example fox-\d+ \(data: record \d+\): prompt of "):
+        pos2distill.evaluate(recipe_file, data=long, settings=LOCAL)
     del records[2]["question"]
     with pytest.raises(UserError, match=r"^data: record 3: field 'question' is missing; found fields: "):
         pos2distill.sample(recipe_file, LOCAL, data=records)
     with pytest.raises(UserError, match=r"^data: record 1, question: empty$"):
         pos2distill.evaluate(recipe_file, data=[{**records[0], "question": ""}], settings=LOCAL)
-    with pytest.raises(UserError, match=r"^data: holds no examples$"):
+    with pytest.raises(UserError, match=r"^data: holds no examples; expected a record for each question"):
         pos2distill.evaluate(recipe_file, data=[], settings=LOCAL)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(TransientError, match=r"^data: record 2: a; data: record 31$"), questions_file(records) as file:

@@ -69,7 +69,7 @@ def hotpot_record(index: int, question: str | None = None, hops: int = 2) -> dic
 
 def test_read_examples_refuses_an_empty_file(write: Write) -> None:
     data = section(write([]))
-    with pytest.raises(UserError, match=r"holds no examples$"):
+    with pytest.raises(UserError, match=r"holds no examples; expected a record for each question \(docs/data.md\)$"):
         list(read_examples(data, 2))
 
 

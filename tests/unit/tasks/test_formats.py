@@ -256,6 +256,17 @@ def test_parse_hotpotqa(read: Read) -> None:
     )
 
 
+@pytest.mark.parametrize(("form", "record"), [("hotpotqa", HOTPOTQA), ("2wiki", WIKI)])
+def test_parse_hotpotqa_accepts_the_layout_of_the_hub(read: Read, form: str, record: Record) -> None:
+    facts, context = zip(*record["supporting_facts"], strict=True), zip(*record["context"], strict=True)
+    hub = {
+        **record,
+        "supporting_facts": dict(zip(("title", "sent_id"), map(list, facts), strict=True)),
+        "context": dict(zip(("title", "sentences"), map(list, context), strict=True)),
+    }
+    assert read(form, hub) == read(form, record)
+
+
 def test_parse_hotpotqa_accepts_either_name_of_the_id(read: Read) -> None:
     assert read("hotpotqa", {**without(HOTPOTQA, "_id"), "id": "x"}).example_id == "x"
 
@@ -371,13 +382,15 @@ def test_reasons_and_formats_are_all_in_the_docs() -> None:
     [
         (
             without(GENERIC, "answers"),
-            "line 1: field 'answers' is missing; found fields: question, documents (is data.format right?)",
+            "line 1: field 'answers' is missing; found fields: question, documents (if one of them holds it, rename "
+            "it to 'answers')",
         ),
         (
             {**without(GENERIC, "answers"), "answer": ["x"]},
             "field 'answers' is missing, but there is 'answer'; rename it",
         ),
-        ({**GENERIC, "answers": "42"}, "line 1, answers: expected a list, got '42'"),
+        ({**GENERIC, "answers": "42"}, """line 1, answers: expected a list, got '42'; write it as ["42"]"""),
+        ({**GENERIC, "answers": None}, "line 1, answers: expected a list, got null"),
         ({**GENERIC, "answers": ["42", 42]}, "line 1, answers[1]: expected text, got 42"),
         ({**GENERIC, "answers": []}, "line 1, answers: empty; expected at least one answer"),
         ({**GENERIC, "answers": ["42", " "]}, "line 1, answers: one is blank; expected text"),
@@ -388,6 +401,29 @@ def test_reasons_and_formats_are_all_in_the_docs() -> None:
         ({**GENERIC, "question": 5}, "line 1, question: expected text, got 5"),
         ({**GENERIC, "question": "  "}, "line 1, question: empty"),
         ({**GENERIC, "id": 7}, "line 1, id: expected text, got 7"),
+        ({**GENERIC, "id": None}, "line 1, id: expected text, got null"),
+        (
+            {**GENERIC, "documents": [FOX, {"content": "The owl has 17.", "gold": False}]},
+            "line 1, documents[1]: field 'text' is missing; found fields: content, gold (if one of them holds it, "
+            "rename it to 'text')",
+        ),
+        (
+            {**GENERIC, "documents": [FOX, without(OWL, "gold")]},
+            "line 1, documents[1]: field 'gold' is missing; found fields: title, text (every document needs gold: true "
+            "or false)",
+        ),
+        (
+            {**GENERIC, "documents": [FOX, OWL, FOX | {"gold": False}]},
+            "line 1, documents: a distractor is the same as a gold document ('The fox has 42.'); remove it",
+        ),
+        (
+            {**GENERIC, "documents": [FOX, {**OWL, "text": " "}]},
+            "line 1, documents: the texts of all distractors are empty; expected text",
+        ),
+        (
+            {**GENERIC, "documents": [OWL, FOX, OWL]},
+            "line 1, documents: all 2 distractors are the same; expected different ones",
+        ),
         (
             {**GENERIC, "documents": [{**FOX, "Hop": 1}]},
             "line 1, documents[0]: unknown field 'Hop'; did you mean 'hop'? If not, rename it",
@@ -417,8 +453,8 @@ def test_reasons_and_formats_are_all_in_the_docs() -> None:
         ),
         (
             {**GENERIC, "documents": [FOX]},
-            "line 1: documents: found 1, but prompts of 2 slots are asked for (data.documents, "
-            "evaluation.other_documents); set data.distractors=random, or lower them",
+            "line 1: documents: found 1, but prompts of 2 slots are asked for (data.documents "
+            "or --documents, evaluation.other_documents); set data.distractors=random, or lower them",
         ),
         (
             {**GENERIC, "documents": [{**FOX, "hop": "1"}, OWL]},
@@ -492,7 +528,7 @@ def test_read_examples_refuses_other_hops_in_a_users_own_file(read: Read, hops: 
         ("nq", changed(NQ, "ctxs.1.isgold", True), "line 1: 2 gold documents; expected exactly one"),
         ("kv", {**KV, "value": 1}, "line 1, value: expected text, got 1"),
         ("kv", {**KV, "ordered_kv_records": [["k"]]}, "ordered_kv_records[0]: expected [key, value], got ['k']"),
-        ("kv", {**KV, "key": "k-9"}, "line 1: no gold document; expected exactly one"),
+        ("kv", {**KV, "key": "k-9"}, "line 1, key: 'k-9' is the key of no pair in ordered_kv_records"),
         ("kv", {**KV, "ordered_kv_records": [["k-2", "v-2"]]}, "line 1: documents: found 1, but prompts of 2"),
         ("dpr", {**DPR, "question": " "}, "line 1, question: empty"),
         (
@@ -527,10 +563,14 @@ def test_read_examples_refuses_other_hops_in_a_users_own_file(read: Read, hops: 
         ("dpr", changed(DPR, "answers", "Paris"), "line 1, answers: expected a list, got 'Paris'"),
         ("dpr", changed(DPR, "positive_ctxs.0", []), "line 1, positive_ctxs[0]: expected an object, got []"),
         ("dpr", without(DPR, "negative_ctxs.1.text"), "line 1, negative_ctxs[1]: field 'text' is missing"),
-        ("dpr", changed(DPR, "hard_negative_ctxs.0.title", None), "hard_negative_ctxs[0], title: expected text, got N"),
+        (
+            "dpr",
+            changed(DPR, "hard_negative_ctxs.0.title", None),
+            "hard_negative_ctxs[0], title: expected text, got null",
+        ),
         ("musique", without(MUSIQUE, "id"), "line 1: field 'id' is missing"),
         ("musique", without(MUSIQUE, "answerable"), "line 1: field 'answerable' is missing"),
-        ("musique", changed(MUSIQUE, "answer", None), "line 1, answer: expected text, got None"),
+        ("musique", changed(MUSIQUE, "answer", None), "line 1, answer: expected text, got null"),
         ("musique", changed(MUSIQUE, "answer_aliases", [1]), "line 1, answer_aliases[0]: expected text, got 1"),
         ("musique", changed(MUSIQUE, "paragraphs.0.idx", "0"), "paragraphs[0], idx: expected a whole number, got '0'"),
         (
@@ -567,6 +607,21 @@ def test_read_examples_refuses_other_hops_in_a_users_own_file(read: Read, hops: 
         ),
         ("hotpotqa", changed(HOTPOTQA, "context.1.1", "text"), "line 1, context[1][1]: expected a list, got 'text'"),
         ("hotpotqa", changed(HOTPOTQA, "context.1.1.0", 3), "line 1, context[1][1][0]: expected text, got 3"),
+        (
+            "hotpotqa",
+            changed(HOTPOTQA, "context", {"title": ["Alû", "Lilu"], "sentences": [["A demon."]]}),
+            "line 1, context: title has 2 elements and sentences 1; expected as many",
+        ),
+        (
+            "hotpotqa",
+            changed(HOTPOTQA, "supporting_facts", {"title": ["Alû"], "sent_id": "0"}),
+            "line 1, supporting_facts, sent_id: expected a list, got '0'",
+        ),
+        (
+            "hotpotqa",
+            changed(HOTPOTQA, "context", {"title": ["Alû"], "sentences": ["text"]}),
+            "line 1, context[0][1]: expected a list, got 'text'",
+        ),
         ("hotpotqa", changed(HOTPOTQA, "context", {"title": []}), "line 1, context: expected a list, got {'title': []"),
         (
             "2wiki",

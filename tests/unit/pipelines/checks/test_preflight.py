@@ -21,7 +21,8 @@ from pipelines.checks.pending_run import PendingRun
 from pipelines.dry_run import describe
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
-from pos2distill.errors import UserError
+from pos2distill.errors import UserError, warn_once
+from pos2distill.store.storage import claim_storage
 from pos2distill.tasks.datasets import load_split
 from tests.support.commands import run_study
 from tests.support.tiny import CHAT_TEMPLATE
@@ -315,8 +316,34 @@ def test_the_longest_example_of_all_is_tokenised(make_recipe: Make) -> None:
         is_last = json.loads(line)["id"] == last
         lines.append(line.replace("The code", "The very " + "long " * 100 + "code", 1) if is_last else line)
     path.write_text("\n".join(lines) + "\n")
-    with pytest.raises(UserError, match=rf"^example {last}: prompt of \d+ tokens .+ exceed the model's context of 512"):
+    number = 1 + next(number for number, line in enumerate(lines) if "long" in line)
+    words = rf"^example {last} \(data.jsonl, line {number}\): prompt of \d+ tokens .+ exceed the model's context of 512"
+    with pytest.raises(UserError, match=words):
         describe(recipe)
+    with pytest.raises(UserError, match=words):  # from the prepared examples
+        run_study(recipe)
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_check_data_warns_of_answers_in_distractors(
+    make_recipe: Make, prepared: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe()
+    path = Path(recipe.study.data.path)
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in records:
+        record["documents"][1]["text"] += f" Not {record['answers'][0]}."
+    path.write_text("\n".join(map(json.dumps, records)))
+    if prepared:
+        claim_storage(recipe.storage, recipe.name)
+        stage = make_plan(recipe).prepare
+        context: Any = None  # this stage reads none
+        stage.run(stage, context)
+    warn_once.cache_clear()
+    capsys.readouterr()
+    describe(recipe)
+    count = recipe.study.data.eval_examples
+    assert f"warning: prepare: {count} of {count} evaluated questions have an answer" in capsys.readouterr().err
 
 
 def test_check_prompts_stops_a_run_after_its_data_is_prepared(
