@@ -95,6 +95,24 @@ def test_preflight_refuses_names_of_folders_that_vllm_takes_for_patterns(
         run(make_recipe(model={"engine": "vllm", "path": str(folder)}))
 
 
+@pytest.mark.parametrize("inside", ["", "/runs/new"])
+def test_preflight_refuses_a_storage_in_the_models_folder(
+    make_recipe: Make, tiny_model_path: str, tmp_path: Path, inside: str
+) -> None:
+    """Its files are hashed as the model's, so that no later run would find what this one stored."""
+    folder = shutil.copytree(tiny_model_path, tmp_path / "model")
+    if not inside:
+        (folder / "run.json").write_text('{"name": "tiny"}')
+    recipe = make_recipe(model={"path": str(folder)}, runtime={"storage": f"{folder}{inside}"})
+    with pytest.raises(UserError) as caught:
+        run(recipe)
+    assert str(caught.value) == (
+        f"runtime.storage: {folder}{inside}: is inside the model's folder {folder}, so that what a run writes would "
+        f"make it another model; choose a folder elsewhere"
+    )
+    run(make_recipe(model={"path": str(folder)}, runtime={"storage": f"{folder}-runs"}))
+
+
 @contextmanager
 def grpc_server(**answers: Callable[..., bytes]) -> Iterator[str]:
     """A server with these calls of the service that Ray 2.60 asks first. Yields its address."""
