@@ -142,6 +142,17 @@ def test_inspect_samples_shows_what_was_kept(recipe: Recipe, command: Command) -
     assert len(command("inspect", folder, "--json", "--limit", "0")) == 8
 
 
+def test_inspect_samples_leaves_a_corrupt_part(recipe: Recipe, command: Command, tmp_path: Path) -> None:
+    """A command that reads does not change the run."""
+    storage = shutil.copytree(recipe.storage, tmp_path / ODD_NAME)
+    (part,) = storage.glob("samples-*/parts/*.parquet")
+    part.write_bytes(b"garbage")
+    (line,) = command("inspect", str(storage), "--samples", code=2)
+    assert line.startswith(f"error: {part}: corrupt (")
+    assert part.read_bytes() == b"garbage"
+    assert not list(storage.glob("samples-*/quarantine"))
+
+
 def test_list_artifacts_has_finished_ones_first_and_each_once(tmp_path: Path, recipe: Recipe) -> None:
     made = read_provenance(make_plan(recipe).first_sample.artifact)
     assert made is not None
