@@ -18,7 +18,7 @@ from ..plan import Plan
 from ..stages.distill import check_executor
 from ..stages.resolve import with_distilled
 from ..stages.stage import Stage
-from .machine_checks import check_gpus, check_ray, check_rights, check_space, check_temporary_space
+from .machine_checks import check_cpus, check_gpus, check_ray, check_rights, check_space, check_temporary_space
 from .model_checks import (
     check_against_model,
     check_gold_responses,
@@ -52,7 +52,10 @@ def check_needs_weights(run: PendingRun) -> None:
     if all(stage in evaluation for stage in run.pending):
         return
     if not run.study.data.train_examples:
-        raise UserError("data.train_examples: 0 is for the command evaluate only: there is nothing to train on")
+        raise UserError(
+            "data.train_examples: 0 is for the command evaluate only: there is nothing to train on; set "
+            "data.train_examples and data.eval_fraction"
+        )
     if not run.study.has_weights:
         raise UserError(
             "model.engine: 'openai' is for the command evaluate only: a server returns text, without the token ids and "
@@ -190,6 +193,7 @@ CHECKS: tuple[Callable[[PendingRun], None], ...] = (
     check_model,
     check_trained_models,
     check_gpus,
+    check_cpus,
     check_space,
     check_temporary_space,
 )

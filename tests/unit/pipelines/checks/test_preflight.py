@@ -317,6 +317,31 @@ def test_check_gpus_refuses_a_local_run_on_a_machine_without_any(
     )
 
 
+@pytest.mark.parametrize(
+    ("address", "executor", "cpus", "warns"),
+    [("", "ray", 6, False), ("", "ray", 7, True), ("ADDRESS", "ray", 7, False), ("", "local", 7, False)],
+)
+def test_check_cpus_warns_of_more_than_ray_has_here(
+    make_recipe: Make,
+    address: str,
+    executor: str,
+    cpus: float,
+    warns: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    recipe = make_recipe(runtime={"executor": executor, "samplers": {"cpus": cpus}, "trainers": {"cpus": cpus}})
+    plan = make_plan(recipe)
+    machine_checks.check_cpus(PendingRun(recipe, plan, plan.stages))
+    line = (
+        "warning: runtime.samplers.cpus, runtime.trainers.cpus: more CPUs than Ray has on this machine (6); run on a "
+        "cluster (RAY_ADDRESS), or lower it\n"
+    )
+    assert capsys.readouterr().err == (line if warns else "")
+
+
 def test_preflight_warns_of_a_context_beyond_the_models(make_recipe: Make, capsys: pytest.CaptureFixture[str]) -> None:
     run(make_recipe(model={"max_length": 513}))
     assert "warning: model.max_length: 513, but" in capsys.readouterr().err
