@@ -2,7 +2,7 @@
 
 import functools
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -44,7 +44,20 @@ class CheckedPrompts:
     text: str
 
 
-def check_data(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> list[CheckedPrompts]:
+@dataclass(frozen=True, slots=True)
+class CheckedData:
+    """The data of one task.
+
+    counts: as the stage `prepare` counts records; None of a file of which only the first ones were read.
+    prompts: one for each prompt length that is evaluated.
+    """
+
+    task: str | None
+    counts: Mapping[str, int] | None
+    prompts: list[CheckedPrompts]
+
+
+def check_data(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> list[CheckedData]:
     """For `--dry-run`: read the records that are not prepared yet, and check prompts of them (`check_prompts`).
 
     From a file above 64 MiB only the first 2,000 records are read; a run reads all of them before it starts Ray.
@@ -54,8 +67,14 @@ def check_data(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> list[Chec
         if prepare not in stages:
             continue
         with prefix_task_errors(name):
-            examples = _prepared(prepare) if prepare.artifact.is_finished else _read(prepare)
-            checked += _check_prompts(name, study, recipe.runtime.endpoint, plan, stages, *examples)
+            manifest = prepare.artifact.manifest()
+            if manifest is not None:
+                counts: Mapping[str, int] | None = manifest.counts
+                train, evaluation = _prepared(prepare)
+            else:
+                train, evaluation, counts = _read(prepare)
+            prompts = _check_prompts(name, study, recipe.runtime.endpoint, plan, stages, train, evaluation)
+            checked.append(CheckedData(name, counts, prompts))
     return checked
 
 
@@ -89,16 +108,19 @@ def _read_prepared(artifact: Artifact, file: str) -> Iterator[Example]:
                 yield example_from_row(row)
 
 
-def _read(prepare: Stage) -> tuple[Iterable[Example], Iterable[Example]]:
-    """The examples for training and for evaluation; of a large file some of its examples, for both."""
+def _read(prepare: Stage) -> tuple[Iterable[Example], Iterable[Example], Mapping[str, int] | None]:
+    """The examples for training and for evaluation, and the counts of records.
+
+    Of a large file some of its examples, for both, and no counts.
+    """
     data, documents = prepare.study.data, prepare.derived["longest_prompt"]
     if data_bytes(data.path) <= _MAX_DATA_BYTES:
         split = load_split(data, documents=documents, seed=prepare.study.seed, eval_seed=prepare.study.evaluation.seed)
-        return split.train, split.evaluation
+        return split.train, split.evaluation, split.counts
     found = islice(read_examples(data, documents), _FIRST_RECORDS)
     # Examples that still lack distractors are shorter than their prompts will be.
     examples = [each for each in found if isinstance(each, Example) and len(each.documents) >= documents]
-    return examples, examples
+    return examples, examples, None
 
 
 def _check_prompts(
