@@ -1,4 +1,4 @@
-"""What every report says about itself: the machine, the date, the commit and the versions it was measured with."""
+"""What every report records: the machine, the date, the commit and the versions with which it was measured."""
 
 import os
 import platform

@@ -1,8 +1,8 @@
 """Pos2Distill-R1 (arXiv:2508.15709) in one file: one process, torch and transformers, nothing of this package.
 
 A language model answers a question best if the document with the answer (gold) is at a certain, advantageous slot of
-its prompt, here the last one. It answers from there, and learns to give this answer with the same probabilities with
-the gold document at other, trivial slots. All logits of a batch are in memory, so this file is for small models.
+its prompt, here the last one. It answers from there. Then it learns to give this answer with the same probabilities if
+the gold document is at another, trivial slot. All logits of a batch are in memory, so this file is for small models.
 Shapes: N rows of a batch, M trivial, at P slots; L tokens of the longest, t of a response, V vocabulary.
 """
 
@@ -39,7 +39,7 @@ def make_prompt(tokenizer: Any, example: dict[str, Any], documents: int, slot: i
 
 
 def answer(model: Any, tokenizer: Any, examples: list[Any], documents: int, slot: int, **sampling: Any) -> list[Any]:
-    """(prompt, response, is right) of each; a response ends with its end-of-turn token, or is [] if it was cut."""
+    """(prompt, response, is right) for each; a response ends with its end-of-turn token, or is [] if it was cut."""
     answers, end = [], tokenizer.eos_token_id
     for start in range(0, len(examples), 16):
         prompts = [make_prompt(tokenizer, example, documents, slot) for example in examples[start : start + 16]]
@@ -62,7 +62,7 @@ def accuracy_by_slot(model: Any, tokenizer: Any, examples: list[Any], documents:
 
 
 def response_logprobs(model: Any, prompts: list[list[int]], responses: list[list[int]]) -> list[Tensor]:
-    """For each row log-probabilities (t, V) of its response tokens, from the positions just before them."""
+    """For each row the log-probabilities (t, V) of its response tokens, from the positions just before them."""
     rows = [torch.tensor([*prompt, *response]) for prompt, response in zip(prompts, responses, strict=True)]
     ids_NL = pad_sequence(rows, batch_first=True).to(model.device)
     mask_NL = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).to(model.device)
@@ -144,7 +144,7 @@ def main(model: str, data: str, documents: int, rate: float, out: str) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Distil a model on JSONL as of the toy; by default, the toy itself.")
+    parser = argparse.ArgumentParser(description="Distil a model on JSONL like the toy's; by default, the toy itself.")
     for name, default in DEFAULTS.items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"default: {default}")
     main(**vars(parser.parse_args()))

@@ -113,7 +113,7 @@ PROMPT_SCHEMA = pa.schema(
     metadata=_METADATA,
 )
 
-# A generated answer and its score.
+# A generated response and its score.
 #   sample_id: as in `PROMPT_SCHEMA`.
 #   prompt_ids: the prompt that was answered, at `slots`; where the teacher gets another one (on-policy methods, a
 #   random teacher slot), the teacher's.
@@ -126,7 +126,7 @@ PROMPT_SCHEMA = pa.schema(
 #   failed or why it was refused, else null.
 #   top_ids, top_logprobs: `TopKLogprobs` row by row, at the first S positions of response_ids: those before which the
 #   engine had generated the very same tokens. Null if the answer is not kept or the teacher is another.
-ANSWER_SCHEMA = pa.schema(
+RESPONSE_SCHEMA = pa.schema(
     [
         ("example_id", pa.string()),
         ("sample_id", pa.string()),
@@ -160,17 +160,17 @@ ANSWER_SCHEMA = pa.schema(
 #   predict response_ids; null if the answer is not kept or the teacher is another.
 SAMPLE_SCHEMA = pa.schema(
     [
-        *ANSWER_SCHEMA,
+        *RESPONSE_SCHEMA,
         ("hidden", pa.large_binary()),
         ("hidden_dtype", pa.string()),
     ],
     metadata=_METADATA,
 )
 
-# A greedy answer at one placement: what evaluation keeps of `ANSWER_SCHEMA`.
+# A greedy answer at one placement: what evaluation keeps of `RESPONSE_SCHEMA`.
 PREDICTION_SCHEMA = pa.schema(
     [
-        ANSWER_SCHEMA.field(name)
+        RESPONSE_SCHEMA.field(name)
         for name in (
             "example_id",
             "documents",
@@ -192,7 +192,7 @@ PREDICTION_SCHEMA = pa.schema(
 
 # A prompt of an evaluation that the server refused, for which its question is left out at every placement.
 REFUSAL_SCHEMA = pa.schema(
-    [ANSWER_SCHEMA.field(name) for name in ("example_id", "documents", "placement", "order", "slots", "error")],
+    [RESPONSE_SCHEMA.field(name) for name in ("example_id", "documents", "placement", "order", "slots", "error")],
     metadata=_METADATA,
 )
 

@@ -93,7 +93,7 @@ def _table(name: str, section: type[BaseModel]) -> str:
 
 
 def _section_type(field: FieldInfo) -> type[BaseModel] | None:
-    """The section in a field, also if it may be null. None for other fields, and for lists of sections."""
+    """The section that a field holds, even if it may be null. None for other fields, and for lists of sections."""
     # A list of sections has a row in the table of its owner, unlike a single section.
     if get_origin(field.annotation) is tuple:
         return None

@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parents[1] / "docs" / "report"
 
 @dataclass(frozen=True)
 class Shot:
-    """One picture. question: it shows the first question that was gained, opened, instead of the top of the page."""
+    """One picture. question: show the first gained question, opened, instead of the top of the page."""
 
     name: str
     scheme: Literal["light", "dark"]
@@ -57,7 +57,7 @@ def take(browser: Browser, page_path: Path, shot: Shot) -> bytes:
 
 
 def compress(data: bytes) -> bytes:
-    """The picture in 128 colours, which a page of text and lines does not miss."""
+    """The picture in 128 colours, which are enough for a page of text and lines."""
     buffer = io.BytesIO()
     Image.open(io.BytesIO(data)).convert("RGB").quantize(128).save(buffer, "PNG", optimize=True)
     return buffer.getvalue()

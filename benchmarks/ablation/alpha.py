@@ -1,4 +1,4 @@
-"""What alpha adds up to in a batch, and how many of its slots hold a single row, on the toy. Run:
+"""The sum of alpha in a batch, and the number of slots with a single row, on the toy. Run:
 
   python -m benchmarks.ablation.alpha     # a minute of CPU time; writes alpha.json
 
@@ -21,7 +21,7 @@ EXAMPLES = 90
 
 
 def single_row_fraction(examples: int, k: int, slots: int) -> float:
-    """Of the slots that have a row in a batch, the expected number of those with one, over that of all of them.
+    """The expected number of slots with exactly one row in a batch, divided by that of slots with any row.
 
         n p (1 - p)^(n - 1) / (1 - (1 - p)^n),   p = k / slots
 
@@ -47,7 +47,7 @@ def main() -> None:
         return alpha_M
 
     r1.position_weights = recorded_weights
-    # Only the training is of interest.
+    # Skip everything except the training.
     r1.TRAIN_EXAMPLES, r1.EPOCHS, r1.EVAL_EXAMPLES, r1.EVAL_SLOTS = EXAMPLES, 1, 1, 1
     start = time.monotonic()
     with TemporaryDirectory() as folder:

@@ -1,9 +1,9 @@
-"""How far the students of a sweep have moved from the base model where it does well: KL(base || student).
+"""How far the students of a sweep have moved from the base model where the base model does well: KL(base || student).
 
 The prompts are those of held-out examples with the gold documents at the last slots, and the responses are the base
 model's greedy answers. Values are nats per token, averaged over the tokens of a response, then over examples. The
-prompt lengths are that of training and those of `--documents`: for the toys 8, the longest prompts that their base
-models were trained on.
+prompt lengths are the one of training and those of `--documents`. For the toys use 8, the longest prompts on which
+their base models were trained.
 
 Example (from the project's top folder, after the study):
   python -m benchmarks.ablation.kept benchmarks/ablation/one_hop.yaml --documents 8
@@ -97,10 +97,11 @@ def measure(recipe: Recipe, other_documents: Sequence[int], batch_rows: int) -> 
     """One result for every study of the sweep.
 
     Args:
-        other_documents: further prompt lengths. batch_rows: rows of one forward pass.
+        other_documents: further prompt lengths.
+        batch_rows: rows of one forward pass.
 
     Raises:
-        UserError: if the checkpoint of a study is not finished.
+        UserError: the checkpoint of a study is not finished.
     """
     # Studies that evaluate the same examples share their references.
     references: dict[tuple[str, int], Reference] = {}

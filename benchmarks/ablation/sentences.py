@@ -3,7 +3,8 @@
 SFT trains on the first answer of an example. The toy's own answers are bare ("87 57"); the model itself answers with
 the gold document's sentence ("The code of Dark Viper is 87 57 ."), which becomes the first answer here. A wrong answer
 holds the code of another document of the same example. Only training examples can get one, chosen by a hash of the
-example's id, so that evaluation remains that of the original data. The arguments determine every byte of the file.
+example's id, so that the evaluation stays the same as with the original data. The arguments determine every byte of the
+file.
 
 Example (from the project's top folder):
   python -m benchmarks.ablation.sentences --wrong 0.25 --out runs/ablation/wrong.jsonl.gz
@@ -36,8 +37,8 @@ def with_sentence(record: dict[str, Any], wrong_fraction: float) -> dict[str, An
     """The record with its gold document's sentence before the bare answer, or with a wrong sentence alone.
 
     Args:
-        record: as in the data file.
-        wrong_fraction: the probability of a wrong sentence: that of another document, about the right name.
+        record: a record of the data file.
+        wrong_fraction: the probability of a wrong sentence. It has the right name and another document's code.
     """
     gold = next(document for document in record["documents"] if document["gold"])
     generator = derive_generator(0, "wrong answer", record["id"])

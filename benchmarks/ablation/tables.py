@@ -28,7 +28,7 @@ NO_INTERVAL = (math.nan, math.nan)
 
 
 def group_by_settings(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
-    """Cells that differ in their seed only, ordered by seed, with the values of their other settings as key."""
+    """Groups of cells that differ only in their seed, ordered by seed. The key holds the values of other settings."""
     groups: dict[str, list[Cell]] = {}
     for cell in sorted(cells, key=lambda cell: int(cell["settings"][SEED])):
         values = [str(value) for name, value in cell["settings"].items() if name != SEED]
@@ -136,7 +136,7 @@ def read(path: Path) -> list[Cell]:
 
 
 def join(path: Path, parts: Sequence[Path]) -> None:
-    """Write the cells of several files into one."""
+    """Write the cells of several files into one file."""
     cells: list[Cell] = []
     for part in parts:
         cells += json.loads(part.read_text())["cells"]

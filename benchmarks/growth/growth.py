@@ -1,7 +1,7 @@
 """How do a training step's time and memory grow with documents, with K, with the response and with workers?
 
-A step has one example per worker; everything else is as in `benchmarks/train_step`. Each point is measured in processes
-of its own. Run:
+A step has one example per worker; everything else is as in `benchmarks/train_step`. Each point is measured in its own
+processes. Run:
 
   python -m benchmarks.growth.growth [--device cuda]
 """
@@ -68,7 +68,7 @@ MEASURED = {"seconds": "seconds per step", "peak_gib": "peak GiB in addition to 
 
 
 def measure(size: Size, folder: Path, device: torch.device, dist: DistContext, strategy: str) -> dict[str, float]:
-    """Seconds of the fastest of several steps, which other processes disturbed least, and `measure_peak`."""
+    """Seconds of the fastest of several steps (the one that other processes disturbed least), and `measure_peak`."""
     study = make_study(size, folder)
     size = replace(size, micro_batch_rows=size.rows)
     step = OurStep(size, study, Questions(size, study, device), device, dist=dist, strategy=strategy)
@@ -129,7 +129,7 @@ def measure_all(grown: Mapping[str, Sequence[int]], device: str) -> dict[str, li
 
 
 def exponents(name: str, points: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """b of measured = a * value ** b, by least squares on logarithms, for time and memory: 1 is linear growth."""
+    """The exponent b of measured = a * value ** b for time and memory, by least squares on logarithms. 1 is linear."""
     values = np.log([point[name] for point in points])
     fitted = {}
     for key in MEASURED:

@@ -1,9 +1,9 @@
-"""Whether lm-evaluation-harness measures what `evaluate` measures: the toy's exported questions, answered by it.
+"""Compare the accuracies of lm-evaluation-harness on the toy's exported questions with those of `evaluate`.
 
 Evaluates the toy, exports its questions as tasks, runs the harness on them, and reads its logs back with `compare`.
 Writes `lm_eval_toy.json`.
 
-Example, with the harness in an environment of its own (README.md beside this file):
+Example, with the harness in its own environment (see README.md beside this file):
   python -m benchmarks.lm_eval.agree --lm-eval /tmp/lm-eval/bin/lm_eval
 """
 
@@ -65,7 +65,7 @@ def measure(lm_eval: str, folder: Path) -> dict[str, Any]:
 
 
 def harness_results(results: dict[str, Any], groups: dict[str, list[str]]) -> dict[str, Any]:
-    """Of each group its mean, and the accuracies of its tasks in the order of positions, as the harness has them."""
+    """For each group the harness's mean, and its accuracies of the tasks in the order of positions."""
     found = {}
     for group, tasks in groups.items():
         accuracies = {int(task.rpartition("_")[2]): results[task]["accuracy,none"] for task in tasks}

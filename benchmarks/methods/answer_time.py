@@ -3,9 +3,9 @@
 python -m benchmarks.methods.answer_time MODEL DATA [--documents 8] [--questions 12] [--repeats 1]
 
 All models stay loaded and answer the same prompts as one batch, one after the other; each round begins with another
-method. All answers have as many tokens, so that a method is not faster because its answers end early. LPES's scales
-rise from 1 to 1.3, since their values do not change its time; the other methods have their defaults. `reorder` sends
-the model prompts of the same length and is not measured. Writes answer_time.json to this folder.
+method. All answers have the same number of tokens, so that no method is faster because its answers end early. LPES's
+scales rise from 1 to 1.3, since their values do not change its time; the other methods have their defaults. `reorder`
+sends the model prompts of the same length and is not measured. Writes answer_time.json to this folder.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from pos2distill.sampling.engines.hf import HfEngine
 from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.tasks.prompts import PromptBuilder
 
-# A token of SmolLM2's vocabulary that is in no answer, so that none ends before its last token.
+# A token of SmolLM2's vocabulary that occurs in no answer, so that no answer ends early.
 UNUSED_TOKEN = "<reponame>"
 
 
@@ -53,7 +53,7 @@ def _engine(model: ModelSection, inference: InferenceSection) -> HfEngine:
 
 
 def rotations(count: int) -> list[list[int]]:
-    """0 to count - 1 in order, beginning with each of them once."""
+    """The numbers 0 to count - 1 in cyclic order, once beginning with each of them."""
     return [[(first + step) % count for step in range(count)] for first in range(count)]
 
 

@@ -2,13 +2,13 @@
 
 python -m benchmarks.methods.lpes_in_vllm MODEL DATA [--documents 8] [--questions 100] [--rounds 6]
 
-Agreement: the greedy answers of both engines with the same scales, in float32; and those of the scaled engine with
-scale 1 everywhere against those of an engine that was built without scales; with Wilson's interval over prompts. Time:
-the prompts of the first questions in two vLLM engines without prefix caching, one built without scales (`plain`), one
-with, which is measured with scale 1 everywhere (`scale_1`) and with the scales (`scaled`). Both engines stay loaded,
-and each round measures all three in another order. Timed answers too end where the model ends them, so that scales
-change their length a little. Writes lpes_in_vllm.json to this folder. The defaults are meant for SmolLM2-135M on two
-cores.
+Agreement compares the greedy answers of both engines with the same scales, in float32. It also compares the answers of
+the scaled engine with scale 1 everywhere with those of an engine that was built without scales. Both have Wilson's
+interval over prompts. Time is measured on the prompts of the first questions, in two vLLM engines without prefix
+caching. One is built without scales (`plain`). The other is built with scales; it is measured with scale 1 everywhere
+(`scale_1`) and with the scales (`scaled`). Both engines stay loaded, and each round measures all three in another
+order. Timed answers also end where the model ends them, so scales change their length a little. Writes
+lpes_in_vllm.json to this folder. The defaults are meant for SmolLM2-135M on two cores.
 """
 
 import argparse
@@ -45,7 +45,7 @@ from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.engines.vllm import VllmEngine
 from pos2distill.tasks.prompts import PromptBuilder
 
-# Of each engine: all prompts of the defaults at once, for a model of SmolLM2-135M's size in float32.
+# The cache of each engine: enough for all prompts of the defaults at once, for a model like SmolLM2-135M in float32.
 CACHE_GIB = 2
 HF_BATCH = 24  # prompts that transformers answers together
 
@@ -62,14 +62,15 @@ def measure(
     """The answers of each kind, and (rounds, kinds) seconds.
 
     Args:
-        prompts, timed: those whose answers are compared, and whose time is measured.
+        prompts: the prompts whose answers are compared.
+        timed: the prompts whose time is measured.
     """
     settings = VllmSection(enable_prefix_caching=False, cpu_kv_cache_gib=CACHE_GIB)
     with ExitStack() as stack:
-        plain_engine = VllmEngine(model, settings, threads=THREADS)
+        plain_engine = VllmEngine.start(model, settings, threads=THREADS)
         stack.callback(plain_engine.shutdown)
-        # Built with scales: only then has each layer a table of rotations of its own.
-        scaled_engine = VllmEngine(model.model_copy(update={"rope_scales": scales}), settings, threads=THREADS)
+        # Built with scales, since only then each layer has its own table of rotations.
+        scaled_engine = VllmEngine.start(model.model_copy(update={"rope_scales": scales}), settings, threads=THREADS)
         stack.callback(scaled_engine.shutdown)
         kinds = [
             Kind("plain", plain_engine),
@@ -132,7 +133,7 @@ def main() -> None:
         "agreement": {
             "vllm_and_transformers": agreement(answers["scaled"], reference),
             "scale_1_and_plain": agreement(answers["scale_1"], answers["plain"]),
-            # Far below 1, or the others would hold for scales that change nothing.
+            # This must be far below 1. Otherwise the scales change nothing, and the other fractions mean nothing.
             "scaled_and_plain": agreement(answers["scaled"], answers["plain"]),
         },
         "seconds": {"plain": plain_R.tolist(), "scale_1": scale_1_R.tolist(), "scaled": scaled_R.tolist()},

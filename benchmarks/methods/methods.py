@@ -3,12 +3,12 @@
 The tables are those of `benchmarks.methods.tables`: `toy`, the built-in toy on transformers in one process; `two_hop`,
 the same for the toy with two hops; `smollm2`, a small real model on vLLM with generated questions; and for one GPU
 `facts_gpu`, `nq_gpu` and `kv_gpu`, that model on three tasks, and `rates_gpu`, learning rates. All variants of a table
-are evaluated on the same questions at the same slots. Where there is randomness (training, search), each seed is a run
-of its own, and the interval of the mean covers seeds and questions (`estimate`); else it is over questions. Change and
-time are relative to the base model with the same engine and prompt; the change is paired by question, its interval over
-questions, each the mean over seeds. Stages run one after the other, so that the cost of a method is the sum of theirs.
-Writes methods_TABLE.json and methods_TABLE.png to this folder; runs that the report already has and that are not asked
-for stay. A run that was stopped continues. Every run has the commit and the versions that its answers were made with.
+are evaluated on the same questions at the same slots. Where there is randomness (training, search), each seed is its
+own run, and the interval of the mean covers seeds and questions (`estimate`); otherwise it is over questions. Change
+and time are relative to the base model with the same engine and prompt. The change is paired by question, after the
+mean over seeds, and its interval is over questions. Stages run one after the other, so that the cost of a method is the
+sum of their costs. Writes methods_TABLE.json and methods_TABLE.png to this folder; other runs that the report already
+has are kept. A stopped run continues. Every run records the commit and the versions with which its answers were made.
 
 Examples (the first takes about an hour on two cores):
   python -m benchmarks.methods.methods toy runs/methods-toy
@@ -63,7 +63,7 @@ def run(recipe: Recipe, *, trains: bool) -> Run:
     rounds = plan.rounds if trains else ()
     samples = [each.sample for each in rounds]
     before_answers: list[Stage] = [*plan.measurements, *samples, *(each.distill for each in rounds)]
-    # Of the evaluation, which may have been made by an earlier call.
+    # The circumstances of the evaluation, which may have been made by an earlier call.
     made = read_provenance(evaluated.artifact)
     return Run(
         seed=recipe.study.seed,
@@ -88,26 +88,28 @@ def run(recipe: Recipe, *, trains: bool) -> Run:
 
 
 def seconds(stage: Stage) -> float:
-    """Of all that the stage measured, but for a teacher's, which work while samples are made."""
+    """All seconds that the stage measured, except a teacher's: teachers work while samples are made."""
     measured = stage.output().manifest().seconds
     return sum(value for name, value in measured.items() if name != "teacher")
 
 
 def counts(stage: Stage) -> Mapping[str, int]:
-    """What a finished stage counted."""
+    """The counts of a finished stage."""
     return stage.output().manifest().counts
 
 
 def prompts(grid: Grid) -> int:
-    """Answers of an evaluation."""
+    """The number of answers of an evaluation."""
     return int(grid.correct_ES.size)
 
 
 def stored_runs(report: Path, table: Table) -> dict[str, list[Run]]:
-    """The runs of a report, by variant; none if there is no report yet. Early reports say once how all runs were made.
+    """The runs of a report, by variant; none if there is no report yet.
+
+    Early reports say only once how all runs were made.
 
     Raises:
-        UserError: if they were measured with another recipe or other settings than the table's.
+        UserError: the runs were measured with another recipe or other settings than the table's.
     """
     if not report.exists():
         return {}

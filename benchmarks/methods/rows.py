@@ -17,11 +17,13 @@ from pos2distill.evaluation.sweep import Estimate, estimate
 class Run:
     """What one seed of a variant measured.
 
-    cost: seconds of search, sampling and training. right: of each question, at how many slots its answer is right.
-    answers: of each question, a character for each slot, 1 if its answer there is right and 0 if not.
-    cut: answers that ended at the limit of tokens. sampled, kept: samples of all rounds, and those trained on.
-    date, commit, machine, versions: when and with what its answers were made. None in runs that were measured before a
-    field was recorded.
+    cost: seconds of search, sampling and training.
+    right: for each question, the number of slots at which its answer is right.
+    answers: for each question, one character for each slot, 1 if its answer there is right and 0 if not.
+    cut: number of answers that ended at the limit of tokens.
+    sampled, kept: number of samples of all rounds, and of those used in training.
+    date, commit, machine, versions: when and with what the answers were made. A field is None in runs that were
+        measured before it was recorded.
     """
 
     seed: int
@@ -45,7 +47,7 @@ class Run:
 
 
 def accuracies(runs: Sequence[Run], base: Run) -> dict[str, Any]:
-    """What the runs of a variant answered. base: what it is compared with."""
+    """The answers of the runs of a variant. base: the variant with which it is compared."""
     means = estimate([run.mean for run in runs], [run.mean_ci95 for run in runs], same_questions=True)
     return {
         "seeds": len(runs),

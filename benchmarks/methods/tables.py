@@ -9,8 +9,10 @@ SEEDS = (0, 1, 2)
 class Variant:
     """One line of the table.
 
-    settings: beyond those of the table. trains: whether a model is distilled. seeds: of one without randomness, the
-    first alone. base: the variant that change and time are relative to, which has the same engine and prompt.
+    settings: settings in addition to those of the table.
+    trains: whether a model is distilled.
+    seeds: the seeds that run; only the first for a variant without randomness.
+    base: the variant to which change and time are relative; it has the same engine and prompt.
     """
 
     name: str
@@ -22,7 +24,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Table:
-    """One report: a recipe, the settings that all its variants share, and these."""
+    """One report: a recipe, the settings that all its variants share, and the variants."""
 
     recipe: str
     common: tuple[str, ...]
@@ -58,7 +60,7 @@ R1 = trained("r1", "method.name=r1")
 R1_RANDOM_TEACHER = trained("r1, random-slot teacher", "method.name=r1", "method.teacher_slot=random")
 R1_RANDOM_SLOT = trained("r1, random sampling slot", "method.name=r1", "method.advantageous_slot=random")
 SEQKD = trained("seqkd", "method.name=seqkd")
-# As its paper: no answers of the data set, and documents as they come.
+# As in its paper: without the data set's answers, and with documents in their given order.
 SEALONG = ("method.name=seqkd", "method.advantageous_slot=random", "sampling.candidates=8", "sampling.keep=all")
 
 TOY_SEARCH = (
@@ -75,7 +77,7 @@ TOY_VARIANTS = (
     R1,
     R1_RANDOM_SLOT,
     R1_RANDOM_TEACHER,
-    # Two rounds of one epoch: as many rows and steps as the two epochs of the others.
+    # Two rounds of one epoch: the same number of rows and steps as the two epochs of the others.
     trained("on-policy r1", "method.name=r1-on-policy", "training.epochs=1"),
     trained(
         "on-policy r1, random-slot teacher",
@@ -103,9 +105,9 @@ BASE_HF = Variant("base, hf", ("model.engine=hf",), base="base, hf")
 COC = ("data.prompt=coc", "data.metric=em", "evaluation.max_new_tokens=512")
 BASE_COC = Variant("base, coc", COC, base="base, coc")
 
-# 12 candidates of 20 questions: more would take hours on two cores.
+# 12 candidates on 20 questions: more would take hours on two cores.
 REAL_SEARCH = "{generations: 3, population: 6, parents: 3, mutations: 2, crossovers: 1, examples: 20}"
-# With larger scales this model answers nothing, as the searches in the whole range show.
+# With larger scales this model answers nothing, as searches in the whole range show.
 NARROW_SEARCH = f"{REAL_SEARCH[:-1]}, largest: 1.3}}"
 NARROW_LPES = ("inference.method=lpes", f"inference.search={NARROW_SEARCH}")
 REAL_VARIANTS = (
@@ -117,7 +119,7 @@ REAL_VARIANTS = (
     Variant("ms_poe", ("inference.method=ms_poe", "model.engine=hf"), base=BASE_HF.name),
     Variant("attention_buckets", ("inference.method=attention_buckets", "model.engine=hf"), base=BASE_HF.name),
     R1,
-    # The rate of the recipe is 5e-5.
+    # The recipe's rate is 5e-5.
     trained("r1, rate 2e-4", "method.name=r1", "training.learning_rate=2e-4"),
     trained("seqkd, rate 2e-4", "method.name=seqkd", "training.learning_rate=2e-4"),
     # The steps of on-policy R1, whose two rounds have an epoch each.
@@ -136,7 +138,7 @@ REAL_VARIANTS = (
     trained("sft", "method.name=sft"),
     *views(),
     trained("sealong", *SEALONG, "sampling.temperature=0.7"),
-    # It asks for chains with sources, so that its base is asked for them too.
+    # The prompt asks for chains with sources, so the base gets the same prompt.
     BASE_COC,
     trained("longfaith", "method.name=seqkd", *COC, "sampling.max_new_tokens=512", base=BASE_COC.name),
     trained("r1 + lpes", "method.name=r1", "inference.method=lpes", f"inference.search={REAL_SEARCH}"),
@@ -156,11 +158,11 @@ ON_GPU = (
     "evaluation.reference_prompts=false",
 )
 
-# Chosen by `rates_gpu` on other questions. Losses that differ by a part have one rate.
+# Chosen by `rates_gpu` on other questions. Variants whose losses differ only in a part have the same rate.
 KL_RATE = "training.learning_rate=2e-4"
 SEQKD_RATE = "training.learning_rate=1e-4"
 SFT_RATE = "training.learning_rate=5e-5"
-# 26 candidates of 40 questions.
+# 26 candidates on 40 questions.
 GPU_SEARCH = "{generations: 4, population: 8, parents: 4, mutations: 4, crossovers: 2, examples: 40}"
 
 
@@ -175,7 +177,7 @@ def by_objective() -> tuple[Variant, ...]:
     )
 
 
-# The most wanted first, for a card that can be used for a limited time.
+# The most important variants first, for a GPU that can be used for a limited time.
 FACTS_GPU_VARIANTS = (
     BASE,
     *by_objective(),
@@ -214,7 +216,7 @@ RATES_GPU_VARIANTS = (
     ),
 )
 
-# The same questions for all: the seed is that of training and search, and of the examples that these use.
+# All seeds have the same evaluation questions: a seed changes training, search and the examples that these use.
 TABLES = {
     "toy": Table(
         "quickstart",
@@ -233,7 +235,7 @@ TABLES = {
             "data.eval_examples=120",
             "evaluation.slots=[0, 3, 7]",
             "evaluation.seed=0",
-            # Shorter prompts, which would count in the time for an answer.
+            # These have shorter prompts, which would change the measured time of an answer.
             "evaluation.reference_prompts=false",
         ),
         REAL_VARIANTS,

@@ -1,4 +1,4 @@
-"""Answers of engines to the same prompts, and the time that each takes beside the others."""
+"""Answers of several engines to the same prompts, and the time that each engine takes."""
 
 import asyncio
 import itertools
@@ -29,7 +29,7 @@ Seconds = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Kind:
-    """What is timed: an engine, with scales of its own if it has any."""
+    """What is timed: an engine, and its scales if it has any."""
 
     name: str
     engine: Engine
@@ -76,14 +76,14 @@ def seconds_by_round(
     """(rounds, kinds) seconds.
 
     Args:
-        orders: of the kinds, one for each round. Each kind should come first equally often.
+        orders: the order of the kinds in each round. Each kind should come first equally often.
     """
     seconds_RK = np.zeros((len(orders), len(kinds)))
     for number, order in enumerate(orders):
         for index in order:
             kind = kinds[index]
             own = replace(params, rope_scales=kind.scales)
-            # Changing the scales is a call of its own, and not a part of an answer.
+            # Changing the scales is a separate call, and not a part of an answer.
             answer(loop, kind.engine, prompts[:1], own)
             start = time.perf_counter()
             answer(loop, kind.engine, prompts, own)

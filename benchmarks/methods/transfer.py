@@ -1,9 +1,9 @@
-"""LPES from one task to another: scales that were searched on each task, evaluated on both.
+"""LPES from one task to another: scales are searched on each task, and evaluated on both.
 
-One model and two tasks with questions of their own. For each seed, the search of one task chooses scales by that task's
-training questions; both tasks are then evaluated with them, on questions that no search has seen. The change is
-relative to the same model without scales, paired by question. Writes transfer_TABLE.json to this folder after each
-seed, of the seeds that it is called with. What is stored is not computed again, so a run that was stopped continues.
+There are one model and two tasks with different questions. For each seed, the search of one task chooses scales by that
+task's training questions; both tasks are then evaluated with them, on questions that no search has seen. The change is
+relative to the same model without scales, paired by question. Writes transfer_TABLE.json to this folder after each of
+the given seeds. Stored results are not computed again, so a stopped run continues.
 
 Examples:
   python -m benchmarks.methods.transfer toy runs/transfer-toy
@@ -27,10 +27,10 @@ from pos2distill.config.load import load_recipe
 FOLDER = Path(__file__).parent
 NONE = "none"
 
-# By the task that is evaluated, then by the task whose scales are used.
+# The keys are the evaluated task, then the task whose scales are used.
 Runs = dict[str, dict[str, list[Run]]]
 Rows = dict[str, dict[str, dict[str, Any]]]
-# By task, what the search of each seed chose.
+# For each task, what the search of each seed chose.
 Searches = dict[str, list[dict[str, Any]]]
 
 
@@ -44,14 +44,14 @@ class Task:
 
 @dataclass(frozen=True)
 class Table:
-    """Tasks of one model. search: `inference.search` of all."""
+    """Tasks of one model. search: `inference.search` of all tasks."""
 
     tasks: Mapping[str, Task]
     search: str
 
 
 TABLES = {
-    # The toy for two hops answers questions of one hop too, with a chain of one step.
+    # The toy for two hops also answers questions of one hop, with a chain of one step.
     "toy": Table(
         {
             "one hop": Task(
@@ -70,8 +70,8 @@ TABLES = {
     ),
     "smollm2": Table(
         {
-            "key-value retrieval": Task("kv_smollm2", ("data.eval_examples=60",)),
-            "natural questions": Task("nq_smollm2", ("data.eval_examples=60",)),
+            "key-value retrieval": Task("kv_smollm2", ("data.eval_examples=60", "evaluation.reference_prompts=false")),
+            "natural questions": Task("nq_smollm2", ("data.eval_examples=60", "evaluation.reference_prompts=false")),
         },
         NARROW_SEARCH,
     ),
@@ -92,7 +92,7 @@ def load(task: Task, storage: str, seed: int, *settings: str) -> Recipe:
 
 
 def searched(recipe: Recipe) -> dict[str, Any]:
-    """What the search of an evaluation that has run chose, and how fit that is on its questions."""
+    """The scales that the search of a finished evaluation chose, and their fitness on its questions."""
     (search,) = make_plan(recipe).measurements
     details = search.output().details("scales", "fitness", "unscaled")
     return {
@@ -125,7 +125,8 @@ def measure_seed(table: Table, storage: str, seed: int, runs: Runs, searches: Se
 def write_report(name: str, table: Table, runs: Runs, searches: Searches, output: Path) -> Rows:
     """Write the report, and return its rows: for each task, one for each task whose scales are used.
 
-    Without times: those of a model that has just been loaded, or is measured beside other work, cannot be compared.
+    The rows have no times, because times of a model that was just loaded, or that runs beside other work, cannot be
+    compared.
     """
     rows = {
         evaluated: {scales: accuracies(each, by_scales[NONE][0]) for scales, each in by_scales.items()}

@@ -1,4 +1,4 @@
-"""How many examples per second pass through everything but the models, and is memory flat? Run:
+"""How many examples per second pass through everything except the models, and does memory stay constant? Run:
 
 python -m benchmarks.pipeline.pipeline [EXAMPLES ...]
 """
@@ -37,7 +37,7 @@ _PERIOD_SECONDS = 10.0  # reading the memory of all processes takes a tenth of a
 
 
 def run_in_own_process(material: Path, examples: int, cores: int) -> dict[str, Any]:
-    """`measure` in a process that may use only so many cores."""
+    """Run `measure` in a process that may use only this number of cores."""
     command = [sys.executable, "-m", "benchmarks.pipeline.pipeline"]
     command += ["--measure", str(material), str(examples), str(cores)]
     completed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
@@ -96,7 +96,7 @@ def _cpu_since(before: Any, examples: int) -> dict[str, float]:
 
 
 def _sampling_rate_once_started(plan: Plan, examples: int) -> float:
-    """Examples per second between the first and the last part of the store: by then Ray's processes have started."""
+    """Examples per second between the first and the last part of the store. So the start of Ray does not count."""
     parts = Path(plan.first_sample.artifact.path).glob("parts/*.parquet")
     times = sorted(path.stat().st_mtime for path in parts)
     return examples * (len(times) - 1) / len(times) / (times[-1] - times[0])

@@ -111,7 +111,7 @@ def _build_rows(recipe: Recipe, plan: Plan, stopwatch: Stopwatch) -> None:
 
 
 def measure_evaluation_prompts(recipe: Recipe, plan: Plan) -> float:
-    """CPU seconds of one prompt where examples are evaluated at every slot."""
+    """CPU seconds per prompt if examples are evaluated at every slot."""
     study = recipe.study
     documents = study.data.documents
     specs = [PromptSpec(documents, evaluated_placements(documents, (1,), "all"))]

@@ -4,7 +4,7 @@ Every variant gets the same inputs, and a reference is computed from them in dou
 
   python -m benchmarks.precision.precision [--device cuda] [--trl FOLDER] [--floor]
 
-FOLDER holds TRL 1.16, which is no dependency of the project:
+FOLDER holds TRL 1.16, which is not a dependency of the project:
   uv pip install --target FOLDER --no-deps trl==1.16.* datasets xxhash multiprocess dill
 
 Shapes: T tokens, t of them at once, H hidden size, V vocabulary.
@@ -42,10 +42,12 @@ Computed = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """What is compared.
+    """One case of the comparison.
 
-    precision: of all inputs; autocast: the student's are float32 and rounded by autocast, the teacher's bfloat16.
-    spread: standard deviation of the logits. distance: of student and teacher, relative to both states and weights.
+    precision: the precision of all inputs; autocast: the student's are float32 and rounded by autocast, the teacher's
+        are bfloat16.
+    spread: standard deviation of the logits.
+    distance: the distance between student and teacher, relative to both states and weights.
     tokens, size, vocabulary: T, H and V.
     """
 
@@ -63,8 +65,8 @@ CASES = [
     *(Case(precision, 20, 0.003) for precision in ("bfloat16", "autocast", "float32")),
     Case("bfloat16", 4, 0.02, tokens=300, size=256),  # that of tests/gpu/test_loss_head.py
 ]
-# From which KL on do the value and the direction of the gradient mean something? First the cases in bfloat16 of above,
-# with a large vocabulary and growing spread, then models nearer and nearer to each other.
+# How large must a KL be so that its value and the direction of its gradient are more than rounding? First come the
+# bfloat16 cases from above with a large vocabulary and growing spread, then models that are closer and closer.
 FLOOR_CASES = [
     *(case for case in CASES if case.precision == "bfloat16" and case.tokens == 32),
     *(Case("bfloat16", 3.1, distance, 128, vocabulary=32_000) for distance in (0.03, 0.01, 0.003, 0.001, 0.0003)),
@@ -171,8 +173,9 @@ def compute(case: Case, heads: Heads, variant: str) -> Computed:
 def errors(found: Computed, expected: Computed) -> dict[str, float]:
     """How far a variant is from the reference.
 
-    kl, states_gradient, head_gradient: the norm of the difference over that of the reference. kl_mean, kl_largest: the
-    mean and the largest error of a token's KL, in nats. states_cosine, head_cosine: of the gradients.
+    kl, states_gradient, head_gradient: the norm of the difference divided by the norm of the reference.
+    kl_mean, kl_largest: the mean and the largest error of a token's KL, in nats.
+    states_cosine, head_cosine: the cosine between the gradient and that of the reference.
     """
     kl_error_T = (found[0].double() - expected[0]).abs()
     result = {"kl_mean": float(kl_error_T.mean()), "kl_largest": float(kl_error_T.max())}

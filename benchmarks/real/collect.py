@@ -1,7 +1,7 @@
 """Keep the report of a finished study: its summary, the machine, and tokens per second of each stage.
 
-Writes NAME.json and NAME.png to this folder. Tokens per second are prompt tokens (in training: those of every row, also
-where rows share them) over the wall time of the stage, which includes the start of its processes.
+Writes NAME.json and NAME.png to this folder. Tokens per second are prompt tokens (in training: the tokens of every row,
+even where rows share them) divided by the wall time of the stage, which includes the start of its processes.
 
 Example (from the project's top folder, after the study):
   python -m benchmarks.real.collect facts_smollm2
@@ -52,7 +52,7 @@ def finished_report(recipe: Recipe) -> Path:
     """The folder of the study's report.
 
     Raises:
-        UserError: if there is none on this machine.
+        UserError: this machine does not have it.
     """
     report = Path(recipe.storage) / "report"
     if not (report / "summary.json").exists():

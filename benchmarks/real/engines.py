@@ -1,10 +1,10 @@
 """How fast does a real model answer on CPUs, in which engine and precision? SmolLM2-135M-Instruct, generated questions.
 
-Each engine answers the same prompts of eight documents in each precision, greedily and with at most 32 tokens. Each
-case runs in a process of its own, one after the other; the second pass over the prompts counts, vLLM's without prefix
-caching. Tokens are those of prompts and answers. Memory is the largest resident memory of the process and of those that
-it started, vLLM's cache of 2 GiB included. Equal: the fraction of answers that are those of transformers in float32,
-with Wilson's interval.
+Each engine answers the same prompts of eight documents in each precision, greedily and with at most 32 tokens. The
+cases run one after the other, each in its own process. The time of the second pass over the prompts counts; vLLM runs
+without prefix caching. Tokens are those of prompts and answers. Memory is the largest resident memory of the process
+and of the processes that it started, including vLLM's cache of 2 GiB. Equal is the fraction of answers that equal those
+of transformers in float32, with Wilson's interval.
 
   python -m examples.smollm2.make_model
   python -m examples.smollm2.facts runs/facts.jsonl.gz
@@ -41,7 +41,7 @@ SLOTS = (0, 4, 7)
 NEW_TOKENS = 32
 CACHE_GIB = 2
 HF_BATCH = 24  # prompts that transformers answers together
-# The first is what the answers of the others are compared with.
+# The answers of the others are compared with those of the first.
 CASES = [(engine, dtype) for engine in ("transformers", "vllm") for dtype in ("float32", "bfloat16")]
 
 
@@ -58,7 +58,7 @@ def measure(engine_name: str, dtype: Precision, model_folder: Path, data: Path, 
     engine: Any
     if engine_name == "vllm":
         settings = VllmSection(enable_prefix_caching=False, cpu_kv_cache_gib=CACHE_GIB)
-        engine, batch = VllmEngine(model, settings, threads=threads), len(prompts)
+        engine, batch = VllmEngine.start(model, settings, threads=threads), len(prompts)
     else:
         engine = HfEngine(model, InferenceSection(), threads=threads, device="cpu")
         batch = HF_BATCH
@@ -94,7 +94,7 @@ def _peak_bytes(pid: int) -> int:
 
 
 def summarise(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Of each case: speed, also relative to the first, memory, and how many answers equal those of the first."""
+    """For each case its speed, also relative to the first, its memory, and how many answers equal the first case's."""
     first = next(iter(results.values()))
     return {
         name: {

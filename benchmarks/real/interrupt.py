@@ -1,8 +1,8 @@
 """How long does a command that trains take to end after SIGTERM or Ctrl-C?
 
-Starts a study in a process of its own, waits until it has made some steps, sends the signal in the middle of the next
-one, and measures until the process has ended, its last checkpoint saved. The next signal interrupts the run that
-resumes from it. Writes interrupt.json to this folder.
+Starts a study in its own process, waits until it has made some steps, sends the signal in the middle of the next step,
+and measures until the process has saved its last checkpoint and ended. The next signal interrupts the run that resumes
+from that checkpoint. Writes interrupt.json to this folder.
 
 Example (from the project's top folder; minutes after the samples are made):
   python -m benchmarks.real.interrupt facts_smollm2 runtime.storage=runs/interrupt
@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.circumstances import circumstances
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-STEPS = 3  # that a run makes before it is interrupted
+STEPS = 3  # a run makes these before it is interrupted
 _STEP = re.compile(r"distill: .*\bstep (\d+),")
 
 

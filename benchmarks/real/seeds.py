@@ -1,9 +1,9 @@
 """Compare the base model with models that were distilled with different seeds, at every prompt length, on all tasks.
 
 Reads evaluations of one base model and of the distilled models, on the same questions, from their artifacts. Writes
-NAME.json to this folder: for each task and prompt length, the curve of the base, that of each seed, and the change: the
-mean over seeds, paired by question, its interval over questions, which does not contain the variation between training
-runs; and what the stages before counted.
+NAME.json to this folder. For each task and prompt length it holds the curve of the base, the curve of each seed, and
+the change: the mean over seeds, paired by question. The interval of the change is over questions, so it does not
+contain the variation between training runs. The file also holds the counts of the earlier stages.
 
 Example (from the project's top folder; the folders are those of the studies' storage):
   python -m benchmarks.real.seeds --name nq_seeds \\
@@ -34,7 +34,7 @@ def change(before: Grid, after: list[Grid]) -> dict[str, Any]:
     """The mean over seeds of each change, with its interval over questions.
 
     Raises:
-        UserError: if an evaluation has other questions or slots than the base's.
+        UserError: an evaluation has other questions or slots than the base's.
     """
     for grid in after:
         if grid.example_ids != before.example_ids or grid.slots != before.slots:

@@ -1,9 +1,10 @@
 """What does an R1 step of a real model cost on CPUs? SmolLM2-135M-Instruct, one example of ten documents, K = 2.
 
-The same step in several ways: with activations recomputed and one row at a time, so that one pass computes the losses
-and another the gradient; without recomputation; and with all rows in one pass. In float32 and, where the CPU multiplies
-bfloat16, in bfloat16. Each runs in a process of its own, one after the other, twice; the second step's time counts.
-Tokens per second count every row's tokens, also those that rows share and that are computed once.
+The same step is made in several ways: with recomputed activations and one row at a time, so that one pass computes the
+losses and another the gradient; without recomputation; and with all rows in one pass. Each way runs in float32 and, if
+the CPU can multiply bfloat16, in bfloat16. Each variant runs in its own process, one after the other, and makes two
+steps; the time of the second counts. Tokens per second count every row's tokens, including those that rows share and
+that are computed once.
 
   python -m examples.smollm2.make_model
   python -m benchmarks.real.step --output benchmarks/real/step_NAME.json
@@ -32,13 +33,13 @@ from pos2distill.models.load import torch_dtype
 
 CPU = torch.device("cpu")
 PROBLEM: dict[str, Any] = {"documents": 10, "document_tokens": 150, "examples": 1, "k": 2}
-# Of the model's own sizes only the vocabulary counts, from which the made-up tokens are drawn.
+# The made-up tokens are drawn from this vocabulary. The other sizes are not used, since the model has its own.
 SIZE = replace(SIZES["cpu"], vocabulary=49152, **PROBLEM)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """How a step is computed. one_pass: all rows in one micro-batch; else one row."""
+    """How a step is computed. one_pass: all rows are in one micro-batch; otherwise each row is one."""
 
     precision: str
     gradient_checkpointing: bool
@@ -68,8 +69,9 @@ if cpu_is_faster_in_bfloat16():
 def measure(variant: Variant, model: Path) -> dict[str, float]:
     """Loss of the first step of a variant; seconds and memory of the second.
 
-    Of the first one, before any update: after Adam's first one, which moves nearly every weight by the learning rate,
-    the losses of two precisions differ by a factor of two, although their gradients agree to a cosine above 0.99.
+    The loss is that of the first step, before any update. Adam's first update moves nearly every weight by the learning
+    rate. After it, the losses of two precisions differ by a factor of two, although their gradients agree to a cosine
+    above 0.99.
     """
     step, questions = build_step(variant, model)
     loss = step()
@@ -92,7 +94,7 @@ def build_step(variant: Variant, model: Path) -> tuple[OurStep, Questions]:
 
 
 def profile_variant(name: str, model: Path) -> dict[str, Any]:
-    """Which operations the second step of a variant spends its time on."""
+    """The operations on which the second step of a variant spends its time."""
     step, _ = build_step(VARIANTS[name], model)
     step()
     return {"problem": PROBLEM, "variant": name, "operations": profile_step(step, CPU)}
@@ -114,7 +116,7 @@ def check_losses(results: Mapping[str, Mapping[str, float]]) -> None:
     """All variants make the same step, so the losses of those of one precision agree up to rounding.
 
     Raises:
-        AssertionError: naming the variant that differs from the first one of its precision.
+        AssertionError: a variant differs from the first one of its precision; names it.
     """
     first: dict[str, float] = {}
     for name, result in results.items():

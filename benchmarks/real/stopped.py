@@ -1,9 +1,9 @@
 """Compare the base model with a distilled one whose evaluation was stopped, on the questions that it finished.
 
-For a machine that can be used for a limited time. An evaluation stores its questions in batches, in their order, so
-that which it finished does not depend on their answers; a question with an unanswered prompt is left out. Writes
-NAME.json to this folder: for each prompt length both curves and their paired difference; the curves of the base on its
-other tasks; what the stages before counted; and how all were made.
+This is for a machine that can be used for a limited time. An evaluation stores its questions in batches, in their
+order, so the choice of finished questions does not depend on their answers. A question with an unanswered prompt is
+left out. Writes NAME.json to this folder. For each prompt length it holds both curves and their paired difference. It
+also holds the curves of the base on its other tasks, the counts of the earlier stages, and how all results were made.
 
 Example (from the project's top folder; the folders are those of the study's storage):
   python -m benchmarks.real.stopped --name nq_gpu --base runs/nq/base-scores-FINGERPRINT \\
@@ -36,7 +36,7 @@ def open_artifact(folder: str) -> Artifact:
 
 
 def finished_by_both(before: pa.Table, after: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """The answers to the questions of which both models answered every prompt. before: finished."""
+    """The answers to questions whose prompts both models answered completely. before: the finished evaluation."""
     questions = len(pc.unique(before["example_id"]))
     finished = finished_examples(after, before.num_rows // questions)
     first, second = (table.filter(pc.is_in(table["example_id"], finished)) for table in (before, after))

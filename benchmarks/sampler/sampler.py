@@ -4,8 +4,8 @@ python -m benchmarks.sampler.sampler [--device cuda] [--model FOLDER] [--example
 
 The same prompts (every example at twelve slots), with the same seeds and engine settings, go through vLLM's own
 `LLM.generate`, through our pool of one actor on Ray Data, and through the processor of `ray.data.llm`. The clock runs
-from the first request to the last reply, so the time in which engines start is not counted. On a CPU the engine has one
-thread, so that the other cores are free for everything else, as all cores are where the engine runs on a GPU.
+from the first request to the last reply, so the start of engines is not counted. On a CPU the engine has one thread, so
+that the other cores are free for everything else, as all cores are if the engine runs on a GPU.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def read_examples(recipe: Recipe) -> pa.Table:
 
 
 def measure_bare(recipe: Recipe) -> dict[str, float]:
-    """vLLM's own `LLM.generate`, which is given all prompts in one call."""
+    """vLLM's own `LLM.generate`, which gets all prompts in one call."""
     prompts, seeds = _prompts(recipe)
     params, llm = _vllm_params(recipe, seeds), _make_llm(recipe)
     start = time.monotonic()
@@ -147,7 +147,7 @@ def measure_processor(recipe: Recipe) -> dict[str, float]:
         dataset = ray.data.from_items(rows, override_num_blocks=max(1, len(rows) // BATCH))
         start = None
         tokens: list[int] = []
-        # Only here: with Ray 2.60, building a processor starts Ray unless a session exists.
+        # Not earlier, since with Ray 2.60 building a processor starts Ray unless a session exists.
         process = build_processor(_processor_config(recipe))
         for batch in process(dataset).iter_batches(batch_size=BATCH):
             if start is None:
@@ -287,7 +287,7 @@ def _result(seconds: float, tokens: list[int]) -> dict[str, float]:
 
 
 def _measure_in_own_process(measurement: str, batches: int = BATCHES) -> dict[str, Any]:
-    """The result of one measurement, in a process of its own: engines leave processes, settings and memory behind."""
+    """The result of one measurement, in its own process: engines leave processes, settings and memory behind."""
     command = [sys.executable, "-m", "benchmarks.sampler.sampler", *sys.argv[1:]]
     command += ["--measurement", measurement, "--batches", str(batches)]
     completed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)

@@ -1,10 +1,10 @@
 """Do the intervals contain the truth as often as they say? Simulated models whose true accuracies are known.
 
-A question has a difficulty, drawn once and equal at all its slots; a slot makes every question harder or easier. So
-the answers to one question depend on each other as those of a real model do. For every scenario and statistic: how
-often the 95 % interval contains the true value, the mean of estimates, and how often the gate and the test raise a
-false alarm. And of studies in which the gate cannot tell: how often it decides with the number of questions that
-it names.
+A question has a difficulty, which is drawn once and is the same at all slots; a slot makes every question harder or
+easier. So the answers to one question depend on each other as those of a real model do. For every scenario and
+statistic, this measures how often the 95 % interval contains the true value, the mean of the estimates, and how often
+the gate and the test raise a false alarm. For studies in which the gate cannot decide, it measures how often the gate
+decides with the number of questions that it names.
 
   python -m benchmarks.statistics.coverage              # 1000 studies of each scenario, 30 minutes on one core
   python -m benchmarks.statistics.coverage --studies 50 --output runs/coverage.json
@@ -38,8 +38,9 @@ _FLAT = 1e-9
 class Scenario:
     """A base model and a distilled one, by the ease of each slot.
 
-    spread: of the questions' difficulty. alike: correlation of the noise at each slot with that at the slot before;
-    one number for all of them, or one for each slot from the second on.
+    spread: standard deviation of the questions' difficulty.
+    alike: correlation of the noise at each slot with that at the slot before; one number for all slots, or one for each
+        slot from the second on.
     """
 
     questions: int
@@ -64,7 +65,7 @@ SCENARIOS = {
     "lost in the middle, 500 x 5": Scenario(500, (0.6, 0.1, 0.0, 0.2, 0.5), (0.6, 0.5, 0.5, 0.5, 0.6)),
     "small differences, 150 x 10": Scenario(150, tuple(np.linspace(0.6, 0, 10)), tuple(np.linspace(0.6, 0.3, 10))),
     "only the first positions, 100 x 15": Scenario(100, (2.0,) * 3 + (0.0,) * 12, (2.0,) * 15),
-    # The constants of `gap_interval` were chosen with the scenarios above, and without these.
+    # The constants of `gap_interval` were chosen with the scenarios above, but not with these.
     "lost in the middle, 24 x 3": Scenario(24, (0.8, -0.6, 0.5), (0.8, 0.4, 0.7)),
     "lost in the middle, 20 x 5": Scenario(20, (0.9, -0.5, -0.3, 0.1, 0.6), (0.9, 0.4, 0.5, 0.5, 0.8)),
     "flat, 30 x 5, nearly all right": Scenario(30, (2.6,) * 5, (2.8,) * 5),
@@ -72,7 +73,7 @@ SCENARIOS = {
     "one bad slot, 100 x 15": Scenario(100, (1.0,) * 14 + (0.2,), (1.0,) * 15),
     "small differences, 300 x 20": Scenario(300, tuple(np.linspace(0.7, 0.3, 20)), tuple(np.linspace(0.7, 0.5, 20))),
     "one bad slot, 60 x 5, nearly all right": Scenario(60, (4.0,) * 4 + (2.0,), (4.0,) * 5),
-    # What few wrong answers leave open was chosen with the scenario above, and without these.
+    # The treatment of few wrong answers was chosen with the scenario above, but not with these.
     "one bad slot, 500 x 5, nearly all right": Scenario(500, (4.0,) * 4 + (2.9,), (4.0,) * 5),
     "flat, 60 x 5, all right but one of a thousand": Scenario(60, (4.4,) * 5, (4.4,) * 5),
     "flat, then one bad slot, 100 x 15": Scenario(100, (0.4,) * 15, (4.0,) * 14 + (2.4,)),
@@ -88,17 +89,17 @@ SCENARIOS = {
     "lost in the middle, 80 x 5, neighbours alike": Scenario(
         80, (0.1, -1.5, -1.2, -0.9, -0.7), (0.1, -0.7, -0.8, -0.2, 0.3), alike=0.7
     ),
-    # Where one slot is answered independently of the others, which are alike, the test of position errs more often:
-    # its shifts presuppose that the correlation of two slots depends on their distance alone.
+    # If one slot is answered independently of the others, and these are alike, the test of position errs more often:
+    # its shifts presuppose that the correlation of two slots depends only on their distance.
     "flat, 100 x 5, all alike but the first": Scenario(100, (0.5,) * 5, (0.8,) * 5, alike=(0.0,) + (1.0,) * 3),
     "flat, 100 x 10, all alike but the first": Scenario(100, (0.5,) * 10, (0.8,) * 10, alike=(0.0,) + (1.0,) * 8),
     "flat, 100 x 20, all alike but the first": Scenario(100, (0.5,) * 20, (0.8,) * 20, alike=(0.0,) + (1.0,) * 18),
 }
-# Of the gold document's rank, in proportion.
+# Relative frequencies of the gold document's rank.
 RETRIEVER_RANKS = (8, 4, 2, 1, 1)
-ORDERS = 3  # of the distractors
+ORDERS = 3  # orders of the distractors
 
-# A scenario with fewer questions, and a limit on the GAP that they often cannot tell.
+# A scenario with fewer questions, and a limit on the GAP that these questions often cannot decide.
 UNDECIDED = {
     "lost in the middle, 80 x 5": (60, 0.25),
     "lost in the middle, 150 x 3": (60, 0.10),
@@ -106,7 +107,7 @@ UNDECIDED = {
     "one bad slot, 100 x 15": (60, 0.10),
 }
 
-# Of a question, with a mean of 1. Those of a real model (benchmarks/analysis) have a deviation of 0.7, as shape 2 has.
+# Nats of a question, with a mean of 1. In a real model (benchmarks/analysis) their deviation is 0.7, as with shape 2.
 NATS: Mapping[str, Callable[[np.random.Generator, int], Floats]] = {
     "gamma, shape 2": lambda generator, questions: generator.gamma(2.0, 0.5, questions),
     "gamma, shape 0.5": lambda generator, questions: generator.gamma(0.5, 2.0, questions),
@@ -142,14 +143,14 @@ def draw(scenario: Scenario, ease: tuple[float, ...], difficulty_E1: Floats, gen
 
 
 def draw_difficulty(scenario: Scenario, questions: int, generator: np.random.Generator) -> Floats:
-    """(E, 1) of the questions, for all models the same."""
+    """(E, 1) difficulties of the questions, the same for all models."""
     difficulty_E1: Floats = scenario.spread * generator.normal(size=(questions, 1))
     return difficulty_E1
 
 
 def simulate(scenario: Scenario, seed: int) -> dict[str, float]:
     """One study: 1 where an interval contains the truth or an alarm is raised, else 0; and the estimates."""
-    # Other draws in each scenario, so that chance does not repeat.
+    # Each scenario has other draws, so that chance does not repeat.
     generator = derive_generator(seed, repr(scenario))
     difficulty_E1 = draw_difficulty(scenario, scenario.questions, generator)
     base_ES = draw(scenario, scenario.base, difficulty_E1, generator)
@@ -196,7 +197,7 @@ def simulate_nats(kind: str, questions: int, studies: int) -> dict[str, float]:
     for seed in range(studies):
         generator = derive_generator(seed, f"nats {kind} {questions}")
         total_E = NATS[kind](generator, questions)
-        # A part of each question's nats, of any size: the sum of the parts is half of all on average.
+        # Each part has a random size; on average the parts sum to half of all nats.
         part_E = total_E * generator.uniform(size=questions)
         ones_E = np.ones(questions)
         mean.append(_contains(ratio_interval(total_E, ones_E, bootstrap_samples=RESAMPLES, seed=seed), 1.0))
@@ -217,7 +218,7 @@ def simulate_recovery(mean: float, precision: float, tokens: int, examples: int,
 
 
 def simulate_named_questions(scenario: Scenario, questions: int, limit: float, studies: int) -> dict[str, float]:
-    """How many questions the gate names where it cannot tell (their median), and how often it decides with as many."""
+    """The median number of questions that an undecided gate names, and how often it decides with that number."""
 
     def study(count: int, seed: int) -> tuple[Floats, float]:
         generator = derive_generator(seed, f"{count} {scenario!r}")
@@ -233,7 +234,7 @@ def simulate_named_questions(scenario: Scenario, questions: int, limit: float, s
             named.append(np.inf if needed is None else needed)
     result = {"questions": questions, "limit": limit, "undecided": len(named) / studies}
     median = float(np.median(named)) if named else np.inf
-    if np.isfinite(median):  # no median if most studies name none
+    if np.isfinite(median):  # there is no median if most studies name no number
         decided = [study(int(median), seed)[1] > limit for seed in range(studies)]
         result |= {"named, median": int(median), "decides with as many": float(np.mean(decided))}
     return result

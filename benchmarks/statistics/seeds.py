@@ -1,9 +1,9 @@
 """Does the interval of a mean over seeds contain the truth? Simulated studies whose seeds answer the same questions.
 
-A model answers a question at a position rightly if the question's ease, noise of that answer and a shift of its
-training run are above 0 together, all normal; nine tenths of the noise are the same for all seeds, as those of one
-model are. The truth is the mean over all questions and seeds that could be drawn. Measured for `estimate` as it is and
-for Student's t over seeds alone. Writes seeds.json to this folder.
+A model's answer to a question at a position is right if the sum of the question's ease, the noise of that answer and a
+shift of the training run is above 0; all three are normal. Nine tenths of the noise are the same for all seeds, because
+the seeds start from one model. The truth is the mean over all questions and seeds that could be drawn. It is compared
+with the interval of `estimate` and with Student's t over seeds alone. Writes seeds.json to this folder.
 
   python -m benchmarks.statistics.seeds
 """
@@ -22,7 +22,7 @@ QUESTIONS = 150
 SLOTS = 5
 SEEDS = (2, 3, 10)
 SHIFTS = (0.0, 0.05, 0.1, 0.2, 0.4)  # standard deviations between training runs, of a noise of 1
-SPREAD = 1.2  # of the questions' ease
+SPREAD = 1.2  # standard deviation of the questions' ease
 OWN_NOISE = 0.1  # fraction of the noise's variance that is a seed's own
 
 

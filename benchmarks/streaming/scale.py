@@ -1,4 +1,4 @@
-"""Is memory flat, and how many rows per second pass, when many examples stream into a student of one layer? Run:
+"""Does memory stay constant, and how many rows per second pass, when many examples stream into a tiny student? Run:
 
 python -m benchmarks.streaming.scale [EXAMPLES]
 """
@@ -30,7 +30,7 @@ from pos2distill.store.samples import SampleStore
 REPORT = Path(__file__).with_suffix(".json")
 _PERIOD_SECONDS = 5.0
 
-# How the processes are recognised: by a part of their title, as Ray 2.60 sets it.
+# Processes are recognised by a part of their title, as set by Ray 2.60.
 _TITLES = {
     "train worker": "RayTrainWorker",
     "train controller": "TrainController",
@@ -100,8 +100,8 @@ def load(storage: str, data: Path, model: Path, examples: int) -> Recipe:
 def watch(measured: list[dict[str, float]], store: SampleStore, finished: threading.Event) -> None:
     """Record, every few seconds, the memory of each kind of process and the number of stored parts.
 
-    Memory is what a process does not share with others (USS), in MiB. Of the object store, it is the size of its file
-    in /dev/shm, which never shrinks: the most that the store has held.
+    Memory is what a process does not share with others (USS), in MiB. For the object store it is the size of its file
+    in /dev/shm. This file never shrinks, so it is the most that the store has held.
     """
     start = time.monotonic()
     own = psutil.Process()
@@ -123,7 +123,7 @@ def watch(measured: list[dict[str, float]], store: SampleStore, finished: thread
 
 
 def measure(recipe: Recipe, plan: Plan, examples: int) -> dict[str, Any]:
-    """Run the stages `prepare` and `distill`, and check that every example was trained on once."""
+    """Run the stages `prepare` and `distill`, and check that training used every example once."""
     logged_settings = recipe.study.model_dump(mode="json")
     run = RunContext(recipe.name, recipe.storage, logged_settings, recipe.runtime, RayExecutor(recipe.runtime))
     plan.prepare.run(plan.prepare, run)
@@ -172,7 +172,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, ray_session():
         data = Path(folder) / "data.jsonl"
         model = Path(folder) / "model"
-        # More than are trained on, since the split keeps a fraction for evaluation.
+        # More than training needs, since the split keeps a fraction for evaluation.
         write_data(data, int(examples * 1.01) + 10)
         write_model(model, load_recipe("quickstart").study.model.path)
         recipe = load(f"{folder}/run", data, model, examples)

@@ -48,9 +48,9 @@ from pos2distill.training.teachers import TeacherSource, build_teacher
 EXAMPLES, BATCH = 12, 3  # examples in total, and of one training step
 REPEATS = 3
 KS = (1, 4, 16, 64, 128)
-STORED_K = 64  # of the times
+STORED_K = 64  # the k of the measured times
 VOCABULARY, WIDTH, LAYERS, LOGIT_SPREAD = 32_000, 512, 4, 4.0
-PROMPT, RESPONSE = 256, 16  # tokens, of the random model
+PROMPT, RESPONSE = 256, 16  # tokens with the random model
 
 Prompts = list[list[Tokens]]
 """For each example the advantageous prompt, then the trivial ones."""
@@ -104,9 +104,12 @@ def random_model(folder: str) -> tuple[Study, Prompts]:
 class Sampled:
     """What happens before training.
 
-    vocabulary: of the model. ks: those below it. seconds: of each step before training, for all examples.
-    tokens: of all responses. hidden_bytes: of all teacher states. batches: training rows with all that any teacher
-    stores, the most likely tokens for the largest k.
+    vocabulary: size of the model's vocabulary.
+    ks: the values of k below it.
+    seconds: seconds of each step before training, for all examples.
+    tokens: number of tokens in all responses.
+    hidden_bytes: bytes of all teacher states.
+    batches: training rows with everything that any teacher stores; the most likely tokens are those for the largest k.
     """
 
     vocabulary: int
@@ -155,7 +158,7 @@ def sample(study: Study, prompts: Prompts, stop_ids: tuple[int, ...], device: st
 
 
 def make_rows(number: int, prompts: list[Tokens], completion: Completion, hidden: bytes, study: Study) -> list[Row]:
-    """The rows of one example, with all that any teacher stores."""
+    """The rows of one example, with everything that any teacher stores."""
     assert completion.top is not None
     example = Example(str(number), "", (), ())
     ids_SK, logprobs_SK = completion.top.ids_SK, completion.top.logprobs_SK
@@ -206,7 +209,7 @@ def with_top_k(batches: Batches, k: int) -> Batches:
     """The batches with the k most likely tokens at each position, in the layout of the sample store."""
     shortened: Batches = []
     for batch in batches:
-        # Rows of one sample keep one sample, since prefixes are shared among the rows of a sample.
+        # Rows of one sample must stay together, since prefixes are shared among the rows of a sample.
         cut_samples = {id(row.sample): _cut_sample(row.sample, k) for row in batch}
         shortened.append([replace(row, sample=cut_samples[id(row.sample)]) for row in batch])
     return shortened
@@ -257,7 +260,7 @@ def _packed(batches: Batches, study: Study) -> Iterator[tuple[list[Row], Respons
 
 @dataclass(frozen=True)
 class Losses:
-    """kl: of all rows, in nats. gradient: of their mean, all parameters concatenated, float64."""
+    """kl: the KL of all rows, in nats. gradient: the gradient of their mean, all parameters concatenated, float64."""
 
     kl: Tensor
     gradient: Tensor

@@ -2,9 +2,9 @@
 
   python -m benchmarks.train_step.changes [--device cuda] [--repetitions 5]
 
-Each optimisation is removed by itself from the step that has them all. The same is measured for torch.compile, which
-the step does not use. One process runs all steps in turn and compares their losses; memory is measured in one process
-for each. The model has fewer layers than that of `train_step`, since all steps are in memory together.
+Each optimisation is removed alone from the step that has all of them. The same is measured for torch.compile, which the
+step does not use. One process runs all steps in turn and compares their losses; memory is measured in one process for
+each step. The model has fewer layers than that of `train_step`, since all steps are in memory together.
 """
 
 import argparse
@@ -82,7 +82,7 @@ def without_gradient_checkpointing(size: Size, folder: Path, device: torch.devic
 
 
 def with_compiled_parts(size: Size, folder: Path, device: torch.device) -> Step:
-    """Norms and MLPs by torch.compile: most of the step that is neither attention nor a product with weights."""
+    """Compiles norms and MLPs (torch.compile): most of what is neither attention nor a product with weights."""
     step = with_everything(size, folder, device)
     for name, module in step.strategy.student.lm.named_modules():
         if name.endswith(("norm", "mlp")):

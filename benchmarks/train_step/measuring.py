@@ -33,13 +33,13 @@ def wall(function: Callable[[], Any], device: torch.device) -> float:
 def run_in_turn(
     steps: Mapping[str, Step], device: torch.device, repetitions: int, tolerance: float
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Run all steps in turn, so that a machine whose speed drifts is as fast for each. The first round is a warm-up.
+    """Run all steps in turn, so that drift of the machine's speed affects all alike. The first round is a warm-up.
 
     Args:
-        tolerance: relative, of losses.
-    Returns: by name, the seconds of every counted step, and the losses of all steps.
+        tolerance: relative tolerance of losses.
+    Returns: the seconds of every counted step by name, and the losses of all steps by name.
     Raises:
-        AssertionError: if a loss differs by more than the tolerance from that of the first step of the round.
+        AssertionError: a loss differs by more than the tolerance from that of the first step of the round.
     """
     losses: dict[str, list[float]] = {name: [] for name in steps}
     seconds: dict[str, list[float]] = {name: [] for name in steps}
@@ -102,7 +102,7 @@ def _memory(field: str) -> int:
 
 
 def run_in_own_process(module: str, *arguments: str) -> dict[str, Any]:
-    """Run a module in a process of its own and return the last JSON object that it prints."""
+    """Run a module in its own process and return the last JSON object that it prints."""
     command = [sys.executable, "-m", module, *arguments]
     # glibc then returns blocks of 1 MiB and more to the system when they are freed, so that peaks are comparable.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1048576"}

@@ -38,8 +38,10 @@ FRACTION = 1e-9
 class Size:
     """The size of the model and of a step.
 
-    document_tokens: the mean; lengths vary by a third around it. examples: of a step. k: trivial rows of an example.
-    micro_batch_rows: as many micro-batches are made as with so many rows in each.
+    document_tokens: the mean; lengths vary by a third around it.
+    examples: number of examples in a step.
+    k: number of trivial rows of an example.
+    micro_batch_rows: the number of micro-batches is the same as with this number of rows in each.
     """
 
     hidden: int
@@ -176,7 +178,7 @@ class Questions:
         return tuple(samples)
 
     def prompt(self, index: int, slots: Slots) -> Tokens:
-        """The documents with the gold one, which is the first of them, at its slot; then the question."""
+        """The documents with the gold one (the first) at its slot, then the question."""
         gold, *others = self.documents[index]
         others.insert(slots[0], gold)
         return np.concatenate([*others, self.questions[index]])
@@ -207,9 +209,9 @@ class Questions:
 
 
 def tokens_for(rows: Sequence[Row], count: int) -> int:
-    """The smallest `micro_batch_tokens` with which one rank's rows make at most so many micro-batches.
+    """The smallest `micro_batch_tokens` with which one rank's rows make at most this number of micro-batches.
 
-    As many as a plain loop makes of them; with shared prefixes, which count once, they need not have equally many rows.
+    A plain loop makes the same number. Shared prefixes count once, so micro-batches need not have equally many rows.
     """
     tokens = added_token_counter(rows)
     limits = range(1, sum(row.length for row in rows) + 1)

@@ -1,11 +1,11 @@
-"""What does an R1 optimizer step cost, against a straightforward one, TRL's loss functions and the hardware's floor?
+"""What does an R1 optimizer step cost, compared with a plain one, TRL's loss functions and the hardware's limit?
 
 Every variant makes the same steps on the same rows, and their losses are compared. One process runs the variants in
 turn and measures times; memory is measured in one process for each variant. Run:
 
   python -m benchmarks.train_step.train_step [--device cuda] [--one-pass] [--trl FOLDER]
 
-FOLDER holds TRL 1.16, which is no dependency of the project:
+FOLDER holds TRL 1.16, which is not a dependency of the project:
   uv pip install --target FOLDER --no-deps trl==1.16.* datasets xxhash multiprocess dill
 """
 
@@ -34,7 +34,7 @@ GROUPS = (
     ("ours", "ours_in_pairs", "ours_one_pass", "ours_resident"),
     ("ours", "straightforward", "trl_chunked", "trl_gkd"),
 )
-"""Variants that run in turn. There are two groups because a GPU has not enough memory for all of them."""
+"""Variants that run in turn. There are two groups because a GPU does not have enough memory for all of them."""
 
 VARIANTS = tuple(dict.fromkeys([*GROUPS[0], *GROUPS[1]]))
 LOSSES = {"straightforward": straightforward, "trl_chunked": trl_chunked, "trl_gkd": trl_gkd}
@@ -115,7 +115,7 @@ def measure_memory(name: str, size: Size, folder: Path, device: torch.device) ->
 
 
 def measure_memory_in_own_process(name: str, folder: str, options: argparse.Namespace) -> dict[str, float]:
-    """`measure_memory` in a process of its own."""
+    """`measure_memory` in its own process."""
     arguments = ["--device", options.device, "--memory", name, "--model", folder]
     if options.trl:
         arguments += ["--trl", options.trl]
@@ -178,7 +178,7 @@ def measure_times(names: Sequence[str], size: Size, folder: str, options: argpar
 
 
 def measure_memories(names: Sequence[str], folder: str, options: argparse.Namespace) -> dict[str, Any]:
-    """The memory of these variants, each in a process of its own."""
+    """The memory of these variants, each in its own process."""
     memory = {name: measure_memory_in_own_process(name, folder, options) for name in names}
     over_ours = {name: each["peak_gib"] / memory["ours"]["peak_gib"] for name, each in memory.items()}
     return {"memory": memory, "memory_over_ours": over_ours}
@@ -215,7 +215,7 @@ def main() -> None:
     suffix = ""
     if options.one_pass:
         size = replace(size, micro_batch_rows=size.rows)
-        # The first would have several micro-batches, the second is the same as `ours`, the third needs 13 GiB.
+        # Left out: the first would have several micro-batches, the second equals `ours`, the third needs 13 GiB.
         skipped |= {"ours_in_pairs", "ours_one_pass", "trl_gkd"}
         suffix = "_one_pass"
     torch.set_num_threads(os.cpu_count() or 1)
@@ -227,7 +227,7 @@ def main() -> None:
     with model_folder() as folder:
         report = measure_times(names, size, folder, options)
         report |= circumstances("torch", "transformers", device=options.device)
-        # Written twice, so that one that is stopped while it measures memory keeps its times.
+        # Written twice, so that a run that is stopped while it measures memory keeps its times.
         path.write_text(json.dumps(report, indent=2) + "\n")
         report |= measure_memories(names, folder, options)
     path.write_text(json.dumps(report, indent=2) + "\n")

@@ -2,8 +2,8 @@
 
 `MANIFESTS` change the job that the preset `eks` is rendered to, `OBJECTS` one of the objects beside it, `SPECS` the
 preset `gke`. In a path, ~ is a dot inside a name, and `...` as a value removes the field. None of the lists was written
-from the validator's rules: they are what KubeRay's own checks refuse (`validation.go` and the CEL rules of its CRDs,
-version 1.7), what Kubernetes accepts and a run then suffers from, and what opens a cluster.
+from the validator's rules. The faults are of three kinds: KubeRay's own checks refuse them (`validation.go` and the CEL
+rules of its CRDs, version 1.7); Kubernetes accepts them and a run then suffers from them; or they open a cluster.
 """
 
 from typing import Any
@@ -174,7 +174,7 @@ SECURITY: list[Fault] = [
     ("password in the command", "spec.entrypoint", "python run.py study x data.path=s3://me:hunter2pw@bucket"),
     ("autoscaler as root", f"{AUTOSCALER}.securityContext", {"runAsUser": 0}),
 ]
-# The objects by position: ServiceAccount, policies of all pods and of the head, budgets of the head and of training.
+# The objects by index: ServiceAccount, policies of all pods and of the head, budgets of the head and of training.
 OBJECTS: list[tuple[str, int, str, Any]] = [
     ("token of the API for all pods", 0, "automountServiceAccountToken", True),
     ("misspelt field of a policy", 1, "spec.podselector", {}),

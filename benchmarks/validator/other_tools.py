@@ -1,6 +1,6 @@
-"""What do two other checkers report of the rendered presets and of the pods in them? Writes `other_tools.json`.
+"""What do two other checkers report about the rendered presets and the pods in them? Writes `other_tools.json`.
 
-kubernetes-validate has the schemas of Kubernetes, checkov rules on security and operation. Neither knows KubeRay's
+kubernetes-validate has the schemas of Kubernetes; checkov has rules on security and operation. Neither knows KubeRay's
 kinds, so each pod template of a RayJob or RayCluster is given to them as a Pod.
 
 Example (a minute on two cores; neither package is in a lock file):

@@ -1,4 +1,4 @@
-"""What does `cluster validate` report of right manifests of others, and of faulty ones? Writes `validator.json`.
+"""What does `cluster validate` report about valid manifests of others, and faulty ones? Writes `validator.json`.
 
 Example (a minute on two cores; --samples adds a set to those of the last report):
   python -m benchmarks.validator.validator --crds FOLDER --samples FOLDER
@@ -46,7 +46,7 @@ def counts(outcomes: Iterable[tuple[str, str]]) -> dict[str, Any]:
 
 
 def check_samples(folder: Path, crds: str) -> dict[str, Any]:
-    """What is reported of the files of a folder, with and without the CRDs."""
+    """What is reported about the files of a folder, with and without the CRDs."""
     files = sorted(path for path in folder.rglob("*") if path.suffix in (".yaml", ".yml"))
     names = [str(path.relative_to(folder)) for path in files]
     return {
@@ -58,7 +58,7 @@ def check_samples(folder: Path, crds: str) -> dict[str, Any]:
 
 
 def findings_of(folder: Path, files: list[Path], crds: str | None) -> dict[str, Any]:
-    """How many findings there are of each level, and what is refused."""
+    """The number of findings of each level, and what is refused."""
     levels: Counter[str] = Counter()
     refused, documents = [], 0
     for path in files:
@@ -78,12 +78,12 @@ def findings_of(folder: Path, files: list[Path], crds: str | None) -> dict[str, 
 def check_faults(crds: str) -> dict[str, Any]:
     """The outcome of every faulty manifest and spec."""
     *objects, job = render(load_cluster("eks"), load_job(*_STUDY))
-    assert check([*objects, job], crds) == []  # what is reported of a case is its fault
+    assert check([*objects, job], crds) == []  # so any finding in a case is caused by its fault
     report = {}
     for kind, faults in MANIFESTS.items():
         outcomes = []
         for name, path, value in faults:
-            # The objects beside the job stay, since some faults are that they do not fit it.
+            # The other objects stay, since in some faults they do not fit the job.
             outcomes.append((name, worst_level([*objects, changed(job, path, value)], crds)))
         report[kind] = counts(outcomes)
     outcomes = []

@@ -1,8 +1,8 @@
-"""Count what becomes of wrong input: how many cases the tests give to the program, by kind and outcome.
+"""Count what happens to wrong input: how many cases the tests give to the program, by kind and outcome.
 
 A case is refused if its test passes, which requires one line that names what is wrong, exit code 2, and nothing left
 behind; random cases (of hypothesis) may also be accepted. Where a test fails, its own message says whether there was a
-traceback, no end or no message. Writes `wrong_input.json`.
+traceback, no message, or a program that did not end. Writes `wrong_input.json`.
 
 Example (three minutes on two cores):
   python -m benchmarks.wrong_input.count
@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 
 from benchmarks.circumstances import circumstances
 
-# Kinds of input, by the tests all of whose cases are wrong input, but for a few in whole files.
+# Kinds of input, and the tests whose cases are wrong input. Whole files of tests also have a few other cases.
 KINDS = {
     "settings": [
         "pipelines/test_wrong_input.py::test_settings_are_refused_in_one_line",

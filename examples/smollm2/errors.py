@@ -1,11 +1,11 @@
-"""How the scripts of this folder end after wrong input or a fault of the machine: one line, exit code 2."""
+"""How the scripts of this folder report wrong input or a fault of the machine: one line and exit code 2."""
 
 import sys
 
 from pos2distill.errors import UserError
 from pos2distill.faults import error_text
 
-# What the scripts catch.
+# The errors that the scripts catch.
 EXPECTED = (UserError, OSError)
 
 

@@ -28,7 +28,7 @@ from examples.smollm2.phrases import FIRST_NAMES, KINDS, PLACE_ENDINGS, STEMS, S
 from pos2distill.errors import UserError
 from pos2distill.randomness import derive_seed
 
-# Every record has a subject of its own. Names of places are the fewest: 560, and every fourth record needs one.
+# Every record has its own subject. Places have the fewest names: 560, and every fourth record needs one.
 MAX_RECORDS = 2000
 MAX_DOCUMENTS = 40
 # With three, a model of 135M parameters often copied the entry to the limit of tokens before it reached the answer.
@@ -116,7 +116,7 @@ class ValuePool:
 
     def draw_name(self, kind_name: str) -> str:
         """A name of a subject of this kind that the record does not hold yet."""
-        # Any fixed order of the names does: these are drawn at random.
+        # Any fixed order of the names will do, since they are drawn at random.
         names = subject_names(kind_name, 0)
         return self._draw(lambda: self.random.choice(names))
 
@@ -192,7 +192,7 @@ def write_records(records: Iterable[Mapping[str, object]], path: Path) -> None:
     The file appears whole or not at all.
 
     Raises:
-        UserError: if the path is a folder.
+        UserError: the path is a folder.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
@@ -205,7 +205,7 @@ def write_records(records: Iterable[Mapping[str, object]], path: Path) -> None:
 
 
 def write_counted(records: Iterable[Mapping[str, object]], count: int, path: Path) -> int:
-    """Write so many records and say so, or what is wrong. Returns the exit code."""
+    """Write the records and print how many, or print the error. Returns the exit code."""
     try:
         write_records(records, path)
     except EXPECTED as error:

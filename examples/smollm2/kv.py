@@ -1,8 +1,8 @@
-"""Write questions of key-value retrieval: random pairs of UUIDs, of which one key is asked for.
+"""Write questions of key-value retrieval: random pairs of UUIDs, and one key whose value is asked for.
 
-The records have the fields of the files of Lost in the Middle (`data.format=kv`, docs/data.md), which are made in the
-same way but are others: report results on these under their own name. A record depends on the seed, its index and the
-number of pairs alone.
+The records have the same fields as the files of Lost in the Middle (`data.format=kv`, docs/data.md), and are made in
+the same way, but they are different records: report results on them under their own name. A record depends only on the
+seed, its index and the number of pairs.
 
 Example:
   python -m examples.smollm2.kv runs/kv.jsonl.gz --records 600 --pairs 20 --seed 0

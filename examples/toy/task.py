@@ -113,7 +113,7 @@ def _facts(rng: random.Random, subject: tuple[str, str], documents: int) -> list
 
 
 def _chains(facts: list[Fact]) -> list[tuple[Fact, Fact]]:
-    """Make the animals of the second half of the facts mentors of those of the first half.
+    """Make each animal of the second half of the facts the mentor of one of the first half.
 
     Returns: for each chain the facts of its two hops, (mentor of X, code of that mentor).
     """
@@ -143,7 +143,7 @@ def make_example(seed: int, index: int, documents: int) -> Example:
     1600 examples.
 
     Args:
-        seed: of the whole file.
+        seed: the seed of the whole file.
         index: 0 to MAX_EXAMPLES - 1.
         documents: 1 to MAX_DOCUMENTS; the first is gold, the others are distractors without the answer.
     Raises: ValueError for a value out of range.

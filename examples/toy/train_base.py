@@ -63,7 +63,7 @@ def learning_rate(step: int, peak: float, *, left: int | None, last_steps: int) 
 
     Args:
         step: from 0.
-        peak: the constant.
+        peak: the constant learning rate.
         left: remaining steps; None while the curriculum grows, because the number is not known yet.
         last_steps: initial value of `left`.
     """

@@ -52,8 +52,8 @@ def load_with_new_words(folder: Path, seed: int) -> LlamaForCausalLM:
 def draw_shape(most: int, generator: torch.Generator) -> tuple[Kind, int, int]:
     """Kind, documents and questions of one step; half of the steps have the most documents allowed.
 
-    A context has at least two chains, and no question is about one of them: with a single chain, or a single one left,
-    the model could answer without reading the question.
+    A context has at least two chains, and at least one chain has no question. If there were only one chain, or only one
+    left, the model could answer without reading the question.
     """
     fractions = torch.tensor(list(KIND_FRACTIONS.values()))
     kind = list(KIND_FRACTIONS)[int(torch.multinomial(fractions, 1, generator=generator))]

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pos2distill.config import AnalysisSection, ModelSection, PoolSection, Study
 from pos2distill.config.restrict import restrict
 from pos2distill.evaluation.analysis import FIGURES, summarise_analysis
-from pos2distill.records import ANSWER_SCHEMA, PASSES_SCHEMA, Example, Slots, example_from_row
+from pos2distill.records import PASSES_SCHEMA, RESPONSE_SCHEMA, Example, Slots, example_from_row
 from pos2distill.sampling.blocks import batches_of, examples_per_block, index_blocks
 from pos2distill.sampling.engines.protocol import Completion, SamplingParams
 from pos2distill.sampling.operators import ActorOperator, TableFunction, generation_operators
@@ -49,7 +49,7 @@ _FIELDS = (
 # Columns of `PASSES_SCHEMA`: what the analysis of another model reads.
 _RESPONSES = ["example_id", "example", "slots", "response_ids", "hidden", "hidden_dtype"]
 _RESPONSES_PER_BLOCK = 4
-_ANSWERS = pa.schema([ANSWER_SCHEMA.field(name) for name in (*_RESPONSES[:4], "outcome")])
+_ANSWERS = pa.schema([RESPONSE_SCHEMA.field(name) for name in (*_RESPONSES[:4], "outcome")])
 
 
 def plan(

@@ -19,7 +19,7 @@ from pos2distill.errors import TransientError, UserError
 from pos2distill.records import PREDICTION_SCHEMA, REFUSAL_SCHEMA
 from pos2distill.sampling.blocks import examples_per_block, index_blocks
 from pos2distill.sampling.engines.protocol import SamplingParams
-from pos2distill.sampling.generate import require_answers
+from pos2distill.sampling.generate import require_responses
 from pos2distill.sampling.operators import generation_operators, to_predictions, to_refusals
 from pos2distill.sampling.prompting import PromptKey, PromptSpec
 from pos2distill.store.artifacts import Artifact, Manifest
@@ -80,16 +80,16 @@ def predict(stage: Stage, study: Study, context: RunContext, file: str, count: i
         # Before the bar: an executor connects at once, and a bar is shown only when there is something to show.
         results = context.executor.map(blocks, operators, label="evaluation")
         with closing(results), show_stage(stage.name, total, done=done, unit="prompt", hint=hint) as shown:
-            for answers in results:
-                new, new_refused = to_predictions(answers), to_refusals(answers)
+            for responses in results:
+                new, new_refused = to_predictions(responses), to_refusals(responses)
                 if len(new):
                     parts.append(new)
                 if len(new_refused):
                     refused_parts.append(new_refused)
                 refused = pa.concat_tables([refused, new_refused])
-                shown.update(len(answers))
+                shown.update(len(responses))
                 # After all is stored, so that no answer that was paid for is lost.
-                require_answers(answers.filter(pc.field("outcome") != "refused"))
+                require_responses(responses.filter(pc.field("outcome") != "refused"))
                 _require_few_refused(refused, count, runtime.max_failed_fraction, refused_parts.url)
     return _read_answers(parts, refused_parts, count, prompts_per_example)
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError, did_you_mean_one
 from pos2distill.models.files import local_folder
+from pos2distill.models.load import load_config
 from pos2distill.tasks.thoughts import begun_thought
 
 _PROBE = "pos2distill-probe"
@@ -115,8 +116,14 @@ def stop_token_ids(model: ModelSection, tokenizer: PreTrainedTokenizerBase) -> l
             listed = json.loads(path.read_text()).get("eos_token_id")
         except (ValueError, AttributeError):
             raise UserError(f"{path}: expected a JSON object; correct it or copy it again") from None
-        if isinstance(listed, list):
-            stops.update(listed)
-        else:
-            stops.add(listed)
+        vocabulary = load_config(model).get_text_config().vocab_size
+        ids = listed if isinstance(listed, list) else [listed]
+        for token in ids if listed is not None else []:
+            # In Python, True is an int.
+            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocabulary:
+                raise UserError(
+                    f"{path}: expected as eos_token_id a whole number from 0 to {vocabulary - 1}, or a list of them, "
+                    f"got {listed!r:.80}; correct it or copy it again"
+                )
+            stops.add(token)
     return sorted(stop for stop in stops if stop is not None)

@@ -5,6 +5,7 @@ import functools
 import hashlib
 import http.client
 import os
+import re
 import shutil
 import urllib.request
 from pathlib import Path
@@ -213,11 +214,19 @@ def _no_such_model(path: str) -> str:
     return no_such_folder(path, "model folder (model.path)", otherwise=otherwise)
 
 
+def _no_hub_name(path: str, error: ValueError) -> str:
+    """The message for a path that is no folder and, as the error says, breaks the rules of the hub's names."""
+    rule = str(error).removesuffix(f": '{path}'.")
+    found = re.fullmatch("([^@:]+)[@:](.+)", path)
+    hint = f"; for a revision, set model.path={found[1]} and model.revision={found[2]}" if found else ""
+    return f"{path}: neither a folder nor OWNER/NAME of a model on the hub ({rule}) (model.path){hint}"
+
+
 def _hub_snapshot(model: ModelSection, patterns: list[str]) -> str:
     """The local folder, named after the commit, that holds these files of a hub model."""
     # Imported here: only hub names need it.
     from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     unavailable = f"{model.path}: neither a folder nor a model that the hub provides (model.path)"
     times_out = not constants.HF_HUB_OFFLINE and _times_out(constants.ENDPOINT)
@@ -229,6 +238,8 @@ def _hub_snapshot(model: ModelSection, patterns: list[str]) -> str:
             ignore_patterns=[f"{_MISTRAL_COPY}*"],
             local_files_only=times_out,
         )
+    except HFValidationError as error:
+        raise UserError(_no_hub_name(model.path, error)) from None
     except LocalEntryNotFoundError as error:
         # Without a connection, the hub's library reports that nothing is cached.
         if times_out:

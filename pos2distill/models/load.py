@@ -1,6 +1,7 @@
 """Load models and tokenizers in Hugging Face format, with an error that names what is missing or unsupported."""
 
 import importlib.util
+import logging
 import math
 import re
 from collections.abc import Collection, Iterator
@@ -33,6 +34,11 @@ from pos2distill.models.trainable import (
     require_trainable_family,
 )
 
+# transformers 5.19 warns of token ids outside of the vocabulary. Those that matter are refused.
+logging.getLogger("transformers.configuration_utils").addFilter(
+    lambda record: "within the vocabulary" not in record.getMessage()
+)
+
 
 def load_config(model: ModelSection, *, folder: str | None = None) -> Any:
     """The model's configuration.
@@ -47,6 +53,11 @@ def load_config(model: ModelSection, *, folder: str | None = None) -> Any:
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=model.trust_remote_code)
     except Exception as error:  # the classes of transformers compute with what the file holds
+        if Path(folder, "adapter_config.json").exists():
+            raise UserError(
+                f"{model.path}: is an adapter (adapter_config.json); merge it into its base model (peft's "
+                f"merge_and_unload), and use that model's folder"
+            ) from error
         if not Path(folder, "config.json").exists():
             raise UserError(f"{model.path}: holds no config.json{_model_inside(folder)}") from error
         raise UserError(f"{model.path}: no usable config.json: {error_text(error)}") from error
@@ -72,6 +83,9 @@ def load_tokenizer(model: ModelSection) -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=model.trust_remote_code)
     except Exception as error:  # tokenizers 0.23 raises plain `Exception` for a file that it cannot read
         raise UserError(f"{model.path}: no usable tokenizer: {error_text(error)}; copy its files again") from error
+    # A tokenizer may know another length than the model, whose context is checked for every prompt. By this entry,
+    # transformers 5.19 does not print its own warning.
+    tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     if not tokenizer.chat_template:
         raise UserError(f"{model.path}: its tokenizer has no chat template; use the model's chat or instruct version")
     return tokenizer
@@ -197,6 +211,12 @@ def empty_model(
     except Exception as error:  # transformers computes with the numbers and names of the config
         if attention is not None and "attention implementation" in str(error):
             raise  # the caller names the setting
+        if "Padding_idx" in str(error):  # torch 2.13
+            text = config.get_text_config()
+            raise UserError(
+                f"{model.path}: config.json: pad_token_id {text.pad_token_id} is none of the {text.vocab_size} tokens; "
+                f"correct it or copy the model again"
+            ) from error
         raise UserError(
             f"{model.path}: config.json describes no language model that can be built "
             f"({type(error).__name__}: {error_text(error)}); copy the model again"

@@ -1,4 +1,4 @@
-"""How examples are cut into blocks, each of which one task of a stateless operator takes."""
+"""How examples are cut into blocks. One task of a stateless operator processes one block."""
 
 import math
 from typing import Any
@@ -20,22 +20,23 @@ def index_blocks(index_N: npt.NDArray[np.integer[Any]], size: int) -> list[pa.Ta
 def sampling_blocks(missing_N: npt.NDArray[np.int64], size: int) -> list[pa.Table]:
     """Tables of the column `index` that cut the missing samples at multiples of `size`.
 
-    So a part of the store that is sampled again is the very same batch.
+    So a part of the store that is sampled again is exactly the same batch.
     """
     cuts = np.flatnonzero(np.diff(missing_N // size)) + 1
     return [pa.table({"index": block}) for block in np.split(missing_N, cuts) if len(block)]
 
 
 def batches_of(block: pa.Table, size: int) -> list[pa.Table]:
-    """The rows of a block in batches. At least one, since an operator's result has its columns also without rows."""
+    """Cut a block into batches: at least one, since an operator's result needs its columns even without rows."""
     return [block.slice(start, size) for start in range(0, max(len(block), 1), size)]
 
 
 def examples_per_block(examples: int, prompts_per_example: int, pool: PoolSection) -> int:
     """Examples in a block: one to four batches of prompts.
 
-    Answers are stored, and progress is shown, when a whole block is answered, so a pool's largest number of actors
-    gets many blocks each. Larger blocks are for large evaluations, whose stored parts would be too many.
+    Responses are stored, and progress is shown, when a whole block is finished. So blocks are small: even the largest
+    number of actors of a pool gets many blocks each. Large evaluations get larger blocks, or they would store too many
+    parts.
     """
     prompts = examples * prompts_per_example // (_BLOCKS_PER_ACTOR * pool.max)
     prompts = min(max(prompts, pool.batch_size), 4 * pool.batch_size)

@@ -6,13 +6,13 @@ from pos2distill.tasks.metrics import normalize, word_f1
 
 
 def most_consistent(texts: Sequence[str]) -> int:
-    """The index of the text that agrees most with the others; of equal ones the first.
+    """The index of the text that agrees most with the others; the first one if several agree equally.
 
         argmax_i 1 / (N - 1) sum_{j != i} F1(text_i, text_j)
 
-    Minimum Bayes risk with risk 1 - F1, where the samples stand for the distribution of right answers. F1 is that of
-    normalised words (SQuAD). The paper compares texts by a sentence embedding instead, which needs a second model. An
-    empty text agrees with none.
+    Minimum Bayes risk with risk 1 - F1, where the samples stand for the distribution of right answers. F1 is computed
+    on normalised words (SQuAD). The paper compares texts by a sentence embedding instead, which needs a second model.
+    An empty text agrees with no other text.
     """
     words = [normalize(text).split() for text in texts]
     agreement = [0.0] * len(texts)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pos2distill.errors import UserError
 
 FAILED = ("failed", "empty")  # outcomes
-_MIN_SAMPLES = 20  # until then, a fraction says too little
+_MIN_SAMPLES = 20  # a fraction of fewer samples says too little
 _SHOWN_ERRORS = 3
-# Standard errors of the lower bound. The fraction is looked at after every part, so that of 1.64 (5 %) would be
+# Standard errors of the lower bound. The fraction is checked after every part, so a bound of 1.64 (5 %) would be
 # exceeded by chance in many runs.
 _STANDARD_ERRORS = 3.0
 
@@ -16,13 +16,14 @@ _STANDARD_ERRORS = 3.0
 class FailureGuard:
     """Stops a run once too large a fraction of its samples failed or is empty.
 
-    Before all samples are there, it stops only if their number leaves no doubt: if the lower end of Wilson's interval
-    is above the limit. So it does not depend on which samples come first. In the end the fraction itself counts.
+    Before all samples are there, it stops the run only if there is no doubt: if the lower end of Wilson's interval is
+    above the limit. So the decision does not depend on which samples come first. `finish` compares the fraction itself.
 
     Args:
-        max_fraction: of failed and empty samples.
-        stored, stored_failed: samples of earlier runs, and those of them that failed or are empty. They count in the
-            end alone, since what made them fail may be over.
+        max_fraction: the largest allowed fraction of failed and empty samples.
+        stored: number of samples of earlier runs.
+        stored_failed: how many of them failed or are empty. Samples of earlier runs count in `finish` only, since the
+            cause of their failure may be over.
     """
 
     def __init__(self, max_fraction: float, *, stored: int = 0, stored_failed: int = 0) -> None:
@@ -37,7 +38,7 @@ class FailureGuard:
         """Count samples.
 
         Raises:
-            UserError: with the first errors, if the fraction is exceeded beyond doubt.
+            UserError: the fraction is exceeded beyond doubt; names the first errors.
         """
         for outcome, error, sample_id in zip(outcomes, errors, sample_ids, strict=True):
             self.seen += 1
@@ -46,16 +47,16 @@ class FailureGuard:
                 # The others are only counted: a broken engine fails at every sample, mostly for the same reason.
                 if len(self._first_errors) < _SHOWN_ERRORS:
                     self._first_errors.append(f"sample {sample_id}: {error or 'an empty answer'}")
-        # The lower end of few or no failures is 0 up to rounding.
+        # With few or no failures the lower end is 0, except for rounding.
         exceeds = self.failed > self.max_fraction * self.seen
         if exceeds and self.seen >= _MIN_SAMPLES and _lower_bound(self.failed, self.seen) > self.max_fraction:
             raise self._error(self.failed, self.seen)
 
     def finish(self) -> None:
-        """All samples that are needed are there.
+        """Check the fraction over all samples, once the needed ones are there.
 
         Raises:
-            UserError: with the first errors of this run, if the fraction is exceeded.
+            UserError: the fraction is exceeded; names the first errors of this run.
         """
         failed, seen = self.failed + self.stored_failed, self.seen + self.stored
         if failed > self.max_fraction * seen:
@@ -67,7 +68,7 @@ class FailureGuard:
 
 
 def describe_failures(failed: int, seen: int, max_fraction: float) -> str:
-    """What a message says of too many failed samples."""
+    """The part of a message that reports too many failed samples."""
     return f"{failed} of {seen} samples failed (more than runtime.max_failed_fraction={max_fraction:g})"
 
 

@@ -1,4 +1,4 @@
-"""Prompts to processed answers, by one engine."""
+"""From prompts to processed responses, with one engine."""
 
 import asyncio
 import functools
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from pos2distill.config import ModelSection, Runtime, Study
 from pos2distill.errors import TransientError, UserError
 from pos2distill.randomness import derive_seed
-from pos2distill.records import ANSWER_SCHEMA
+from pos2distill.records import RESPONSE_SCHEMA
 from pos2distill.sampling.consensus import most_consistent
 from pos2distill.sampling.engines import build_engine
 from pos2distill.sampling.engines.protocol import Failure, GenerationResult, SamplingParams, TextCompletion
@@ -22,17 +22,17 @@ from pos2distill.tasks.thoughts import without_thought
 
 ProcessFunction = Callable[[GenerationResult, Sequence[str]], ProcessedResponse]
 
-# Columns that an answer takes over from its prompt.
+# Columns that a response takes over from its prompt.
 _PROMPT_COLUMNS = (
     *("example_id", "sample_id", "documents", "placement", "order", "group", "slots", "prompt_ids", "seed", "example"),
 )
 
 
 class Generate:
-    """Prompts to processed answers. Holds one engine; calls may overlap.
+    """Generates and processes responses to prompts. Holds one engine; calls may overlap.
 
     Args:
-        candidates: answers drawn to each prompt, of which the one that agrees most with the others is taken.
+        candidates: number of responses drawn for each prompt. The one that agrees most with the others is taken.
     """
 
     def __init__(self, study: Study, runtime: Runtime, params: SamplingParams, *, candidates: int = 1) -> None:
@@ -42,7 +42,7 @@ class Generate:
         self.prompt_column = "prompt_ids"
         self.process: ProcessFunction
         if model.engine == "openai":
-            # The server knows when its model's answers end, and decodes them.
+            # The server ends its model's responses, and decodes them.
             self.process = functools.partial(process_text, metric=study.data.metric, opening=_opening(model))
             if model.uses_chat_api:
                 self.prompt_column = "messages"
@@ -62,35 +62,35 @@ class Generate:
         """Generate and process.
 
         Args:
-            batch: of `PROMPT_SCHEMA`.
+            batch: a table of `PROMPT_SCHEMA`.
             rope_scales: see `SamplingParams`.
-        Returns: a table of `ANSWER_SCHEMA`; a row that failed holds its error and no answer.
+        Returns: a table of `RESPONSE_SCHEMA`; a row that failed holds its error and no response.
         Raises:
-            EngineDied: if the engine can answer no further call.
+            EngineDied: the engine cannot answer any further call.
         """
         params = replace(self.params, rope_scales=rope_scales)
         # At the same time, so that an engine that shares prefixes computes each prompt once.
         drawn = await asyncio.gather(*[self._generate(batch, params, number) for number in range(self.candidates)])
-        answers = batch["answers"].to_pylist()
-        columns: dict[str, list[Any]] = {name: [] for name in ANSWER_SCHEMA.names if name not in _PROMPT_COLUMNS}
-        for row, (*results, right_answers) in enumerate(zip(*drawn, answers, strict=True)):
-            result, response = self._choose(results, right_answers)
-            values = _answer_columns(result, response, len(batch["prompt_ids"][row]))
+        gold_answers = batch["answers"].to_pylist()
+        columns: dict[str, list[Any]] = {name: [] for name in RESPONSE_SCHEMA.names if name not in _PROMPT_COLUMNS}
+        for row, (*results, row_gold_answers) in enumerate(zip(*drawn, gold_answers, strict=True)):
+            result, response = self._choose(results, row_gold_answers)
+            values = _response_columns(result, response, len(batch["prompt_ids"][row]))
             for name, column in columns.items():
                 column.append(values[name])
         return pa.table(
-            {name: batch[name] if name in _PROMPT_COLUMNS else columns[name] for name in ANSWER_SCHEMA.names},
-            schema=ANSWER_SCHEMA,
+            {name: batch[name] if name in _PROMPT_COLUMNS else columns[name] for name in RESPONSE_SCHEMA.names},
+            schema=RESPONSE_SCHEMA,
         )
 
     def _choose(
-        self, results: Sequence[GenerationResult], answers: Sequence[str]
+        self, results: Sequence[GenerationResult], gold_answers: Sequence[str]
     ) -> tuple[GenerationResult, ProcessedResponse]:
-        """One of a prompt's results; a failure only if all are, an empty answer only if there is no other."""
-        processed = [(result, self.process(result, answers)) for result in results]
+        """Choose one of a prompt's results: not a failure if any succeeded, not an empty answer if any has text."""
+        processed = [(result, self.process(result, gold_answers)) for result in results]
         answered = [each for each in processed if not isinstance(each[0], Failure)]
-        # Thoughts are much longer than answers, and would decide the choice. An empty answer agrees with none, as one
-        # that no other resembles.
+        # Without thoughts: they are much longer than answers, and would decide the choice. Without empty answers: their
+        # agreement is 0, like that of an answer that resembles no other, so one of them might be chosen.
         with_answer = [each for each in answered if without_thought(each[1].truncated_text).strip()]
         candidates = with_answer or answered or processed
         if len(candidates) < 2:
@@ -101,7 +101,7 @@ class Generate:
         """One result for every row. Rows without a prompt do not reach the engine.
 
         Args:
-            number: of the candidate, whose seeds are its own.
+            number: the candidate's number. Each candidate has its own seeds.
         """
         errors = batch["error"].to_pylist()
         seeds = batch["seed"].to_pylist()
@@ -122,16 +122,16 @@ class Generate:
         return value.as_py() if self.prompt_column == "messages" else value.values.to_numpy()
 
 
-def require_answers(answers: pa.Table) -> None:
-    """Raise if any prompt has no answer: a missing answer must not count as wrong.
+def require_responses(responses: pa.Table) -> None:
+    """Raise if any prompt has no response: a missing response must not count as wrong.
 
     Args:
-        answers: a table of `ANSWER_SCHEMA`.
+        responses: a table of `RESPONSE_SCHEMA`.
     Raises:
-        UserError: naming the first example whose prompt failed; a TransientError if none of them failed otherwise than
-            by a server that may answer another time.
+        UserError: a prompt failed; names the first example.
+        TransientError: prompts failed only because a server did not answer; it may answer later.
     """
-    failed = answers.filter(pc.is_valid(answers["error"]))
+    failed = responses.filter(pc.is_valid(responses["error"]))
     if not len(failed):
         return
     lasting = failed.filter(pc.not_equal(failed["outcome"], "unanswered"))
@@ -150,8 +150,12 @@ def _opening(model: ModelSection) -> str:
     return response_opening(load_tokenizer(model), model.chat_template_kwargs)
 
 
-def _answer_columns(result: GenerationResult, response: ProcessedResponse, prompt_length: int) -> dict[str, Any]:
-    """The values of one row of `ANSWER_SCHEMA` that do not come from its prompt, which has so many token ids."""
+def _response_columns(result: GenerationResult, response: ProcessedResponse, prompt_length: int) -> dict[str, Any]:
+    """The values of one row of `RESPONSE_SCHEMA` that do not come from its prompt.
+
+    Args:
+        prompt_length: number of token ids in the prompt.
+    """
     values: dict[str, Any] = {
         "error": None,
         "sampled_ids": (),

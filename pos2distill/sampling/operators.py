@@ -47,9 +47,9 @@ class ActorOperator:
     """A step with state that is expensive to create, such as a model.
 
     create: picklable; called once in each actor. pool: number of actors, their resources and batch size.
-    is_async: `create` returns a coroutine function, whose calls may overlap. only_needed: of asynchronous ones, where a
-    stage's progress is tracked: each block is one batch, which waits while the answers under way are likely to be
-    enough, and of which samples that are no longer needed are left out.
+    is_async: `create` returns a coroutine function, whose calls may overlap.
+    only_needed: for asynchronous operators in a tracked stage. Before each batch (a whole block), ask the tracker which
+    samples are still needed and drop the others; wait if the samples in progress will probably suffice.
     """
 
     name: str
@@ -69,7 +69,7 @@ class SampleCounter(Protocol):
         """Count the samples of one part of the store, and wait until they are counted.
 
         Raises:
-            UserError: once too many samples of the run have failed.
+            UserError: too many samples of the run have failed.
         """
 
 
@@ -88,16 +88,17 @@ def generation_operators(
     with_examples: bool = False,
     answered: frozenset[PromptKey] = frozenset(),
 ) -> list[Operator]:
-    """Read examples, build their prompts and generate: index tables in, tables of `ANSWER_SCHEMA` out.
+    """Read examples, build their prompts and generate: index tables in, tables of `RESPONSE_SCHEMA` out.
 
     Args:
         study: the model that generates, the wording of prompts and the seed.
         examples, file: the artifact and its file that holds the examples.
         specs: prompt lengths and placements.
-        params: without stop ids, which the model's tokenizer decides.
-        samples_per_example: which the indices count (`read_examples`).
-        candidates: as of `Generate`. only_needed: as of `ActorOperator`.
-        record_too_long, with_examples, answered: as of `build_prompts`.
+        params: without stop ids; the model's tokenizer decides them.
+        samples_per_example: as `per_example` in `read_examples`.
+        candidates: see `Generate`.
+        only_needed: see `ActorOperator`.
+        record_too_long, with_examples, answered: see `build_prompts`.
     """
     pool = runtime.samplers
     # Each task loads transformers and builds prompts far faster than one sampler consumes them, so one task for each
@@ -114,7 +115,7 @@ def generation_operators(
             record_too_long=record_too_long,
             with_examples=with_examples,
             answered=answered,
-            # Once for all tasks: to list the files of a model at a URL takes a request.
+            # Computed once for all tasks: listing the files of a model at a URL takes a request.
             model_version=None if study.model.uses_chat_api else files_version(study.model),
         ),
         pool.max,
@@ -133,11 +134,11 @@ def read_examples(batch: pa.Table, artifact: Artifact, file: str, per_example: i
     """The examples at the indices that a batch holds.
 
     Args:
-        batch: a column `index`.
+        batch: a table with the column `index`.
         artifact, file: where the examples are stored.
-        per_example: samples of each example, which the indices count (`sample_ids`).
-    Returns: a table of `EXAMPLE_SCHEMA`, in the batch's order. With several samples of an example also the column
-        `number`, of the sample among them.
+        per_example: number of samples of each example. The indices count samples (`sample_ids`).
+    Returns: a table of `EXAMPLE_SCHEMA`, in the batch's order. With several samples of an example, the column `number`
+        holds the sample's number among them.
     """
     parquet = _open_parquet(artifact.url, file)
     index_N, number_N = np.divmod(batch["index"].to_numpy(), per_example)
@@ -152,7 +153,7 @@ def read_examples(batch: pa.Table, artifact: Artifact, file: str, per_example: i
 
 @functools.lru_cache(maxsize=4)
 def _open_parquet(artifact_url: str, file: str) -> ParquetFile:
-    """Opened once in a process, which may run many tasks. The fingerprint in the URL decides what the file holds."""
+    """Open a file once for all tasks of a process. The fingerprint in the URL decides what the file holds."""
     fs, path = open_url(f"{artifact_url}/{file}", "runtime.storage")
     return open_parquet(fs.open(path))
 
@@ -161,10 +162,10 @@ def store_samples(batch: pa.Table, artifact: Artifact, counter: SampleCounter, r
     """Append a batch to the sample store as one part, and count it.
 
     Args:
-        batch: of `ANSWER_SCHEMA`, with or without the teacher's columns.
-        return_samples: return the samples, for a trainer; else their ids alone.
+        batch: a table of `RESPONSE_SCHEMA`, with or without the teacher's columns.
+        return_samples: return the samples, for a trainer; otherwise only their ids.
     Raises:
-        UserError: once too many samples of the run have failed.
+        UserError: too many samples of the run have failed.
     """
     samples = to_samples(batch)
     if not len(samples):
@@ -175,21 +176,21 @@ def store_samples(batch: pa.Table, artifact: Artifact, counter: SampleCounter, r
     return samples if return_samples else samples.select(["sample_id"])
 
 
-def to_samples(answers: pa.Table) -> pa.Table:
-    """Answers as a table of `SAMPLE_SCHEMA`; columns that no teacher has added are null."""
+def to_samples(responses: pa.Table) -> pa.Table:
+    """Responses as a table of `SAMPLE_SCHEMA`; columns that no teacher has added are null."""
     for field in SAMPLE_SCHEMA:
-        if field.name not in answers.column_names:
-            answers = answers.append_column(field, pa.nulls(len(answers), field.type))
-    return answers.select(SAMPLE_SCHEMA.names).cast(SAMPLE_SCHEMA)
+        if field.name not in responses.column_names:
+            responses = responses.append_column(field, pa.nulls(len(responses), field.type))
+    return responses.select(SAMPLE_SCHEMA.names).cast(SAMPLE_SCHEMA)
 
 
-def to_predictions(answers: pa.Table) -> pa.Table:
-    """What evaluation keeps of answers, as a table of `PREDICTION_SCHEMA`. Prompts without an answer are left out."""
-    answered = answers.filter(pc.is_null(answers["error"]))
+def to_predictions(responses: pa.Table) -> pa.Table:
+    """The columns that evaluation keeps, as a table of `PREDICTION_SCHEMA`. Prompts without a response are left out."""
+    answered = responses.filter(pc.is_null(responses["error"]))
     return answered.select(PREDICTION_SCHEMA.names).cast(PREDICTION_SCHEMA)
 
 
-def to_refusals(answers: pa.Table) -> pa.Table:
+def to_refusals(responses: pa.Table) -> pa.Table:
     """The prompts that a server refused, as a table of `REFUSAL_SCHEMA`."""
-    refused = answers.filter(pc.field("outcome") == "refused")
+    refused = responses.filter(pc.field("outcome") == "refused")
     return refused.select(REFUSAL_SCHEMA.names).cast(REFUSAL_SCHEMA)

@@ -22,16 +22,17 @@ if TYPE_CHECKING:
 class ProcessedResponse:
     """A response after truncation, scoring and filtering.
 
-    text: as generated, behind the `<think>` with which the chat template may have begun it; truncated_text: the part
-        that is kept, whose answer is scored. A thought before the answer is kept with it.
+    text: the generated text, after the `<think>` that the chat template may have written before it.
+    truncated_text: the part that is kept; its answer is scored. A thought before the answer is kept with it.
     response_ids: token ids of the truncated text and the end-of-turn token; the student is distilled on these. A text
         that was cut at `max_new_tokens` has no end-of-turn token, so that no student learns to stop there.
-    outcome: `kept`, or the reason why not: `wrong`, `empty` (no text), `failed` (no response), and of a server, where a
-        model is evaluated: `refused` (the prompt, for its content), `unanswered` (it may answer another time).
+    outcome: `kept`, or the reason why not: `wrong`, `empty` (no text) or `failed` (no response). Where a model on a
+        server is evaluated also `refused` (the server refuses the prompt for its content) or `unanswered` (the server
+        did not answer, and may later).
     top: the most likely tokens at the first S positions of `response_ids`; None if the engine recorded none or the
-        response is not kept. The engine's distribution at a position holds only if it generated the same tokens
-        before it, so S is the length of the common prefix of generated and kept tokens, plus 1. S is shorter than
-        `response_ids` if a truncated line was tokenized again.
+        response is not kept. The engine's distribution at a position is valid only if the engine generated the same
+        tokens before that position, so S is the length of the common prefix of generated and kept tokens, plus 1. S is
+        less than the length of `response_ids` if a truncated line was tokenized again.
     """
 
     text: str
@@ -50,9 +51,9 @@ _UNANSWERED = ProcessedResponse("", "", _NO_TOKENS, False, 0.0, "unanswered")
 
 
 def process_text(
-    result: GenerationResult, answers: Sequence[str], *, metric: Metric, opening: str = ""
+    result: GenerationResult, gold_answers: Sequence[str], *, metric: Metric, opening: str = ""
 ) -> ProcessedResponse:
-    """Truncate and score a server's answer as `ResponseProcessor` does. It has no token ids, so none are kept."""
+    """Truncate and score a server's response as `ResponseProcessor` does. It has no token ids, so none are kept."""
     if isinstance(result, Failure):
         if result.is_refusal:
             return _REFUSED
@@ -60,13 +61,16 @@ def process_text(
     assert isinstance(result, TextCompletion)
     text = opening + result.text
     truncated_text = text[: _end(metric, text)].strip()
-    correct, f1 = score(metric, truncated_text, answers)
+    correct, f1 = score(metric, truncated_text, gold_answers)
     outcome: Literal["kept", "empty"] = "kept" if truncated_text.removeprefix(opening).strip() else "empty"
     return ProcessedResponse(text, truncated_text, _NO_TOKENS, correct, f1, outcome)
 
 
 def _end(metric: Metric, text: str) -> int | None:
-    """Where the part of a text that is kept ends: of `sub_em` the first line of its answer with text. None: nowhere."""
+    """The end of the kept part of a text: with `sub_em` the first line of the answer that has text.
+
+    Returns: None if the whole text is kept.
+    """
     if metric != "sub_em":
         return None
     start = answer_start(text)
@@ -78,16 +82,17 @@ def _end(metric: Metric, text: str) -> int | None:
 class ResponseProcessor:
     """Truncates, scores and filters generation results.
 
-    Retrieval (`sub_em`) keeps the first line of an answer only, which is what the benchmarks score; what other metrics
-    judge is kept whole. A thought before the answer is kept as it is, since the answer depends on it, and not scored.
+    With the metric of retrieval (`sub_em`), only the first line of an answer is kept, since the benchmarks score that
+    line; with other metrics, the whole answer is kept. A thought before the answer is kept as it is, since the answer
+    depends on it, but it is not scored.
 
     Args:
         tokenizer: decodes token ids, and encodes a truncated line that ends inside a token.
-        metric: of the data set.
+        metric: the metric of the data set.
         end_of_turn: the id that ends an assistant's turn.
         stop_ids: all ids that end generation.
         keep: `correct` keeps correct answers only (paper), `all` keeps every response with text.
-        opening: what the chat template has already written of a response (`begun_thought`).
+        opening: the start of the response that the chat template has already written (`begun_thought`).
     """
 
     def __init__(
@@ -107,17 +112,17 @@ class ResponseProcessor:
         self.keep = keep
         self.opening = opening
 
-    def __call__(self, result: GenerationResult, answers: Sequence[str]) -> ProcessedResponse:
+    def __call__(self, result: GenerationResult, gold_answers: Sequence[str]) -> ProcessedResponse:
         """Process one result.
 
         Args:
-            answers: accepted answers to the question.
+            gold_answers: accepted answers to the question.
         """
         if isinstance(result, Failure):
             return _FAILED
         assert isinstance(result, Completion)
         ids = result.token_ids
-        # The stop token is no text. Whichever of them it was, `end_of_turn` replaces it below.
+        # The stop token is not part of the text. `end_of_turn` replaces it below, whichever stop token it was.
         if len(ids) and int(ids[-1]) in self.stop_ids:
             ids = ids[:-1]
         text = self.opening + self._decode(ids)
@@ -127,7 +132,7 @@ class ResponseProcessor:
         is_complete = result.finish_reason != "length" or end is not None
         kept_ids = ids if end is None else self._truncate_ids(ids, text[len(self.opening) : end])
         # After truncation, so that a correct answer on a later line does not count.
-        correct, f1 = score(self.metric, truncated_text, answers)
+        correct, f1 = score(self.metric, truncated_text, gold_answers)
         outcome: Literal["kept", "wrong", "empty"] = "kept"
         if not truncated_text.removeprefix(self.opening).strip():
             outcome = "empty"
@@ -160,10 +165,10 @@ class ResponseProcessor:
 
 
 def response_processor(study: Study, tokenizer: "PreTrainedTokenizerBase") -> ResponseProcessor:
-    """The processor of a study's responses.
+    """Build the processor of a study's responses.
 
     Args:
-        tokenizer: of the study's model.
+        tokenizer: the tokenizer of the study's model.
     """
     from pos2distill.models.chat import end_of_turn_id, response_opening, stop_token_ids
 
@@ -180,7 +185,8 @@ def response_processor(study: Study, tokenizer: "PreTrainedTokenizerBase") -> Re
 def _known_positions(sampled_ids: Tokens, response_ids: Tokens) -> int:
     """Number of leading positions of a response at which the engine's distribution is valid.
 
-    A distribution is valid if all tokens before it are equal: up to and including the first difference.
+    A distribution is valid if all tokens before its position are equal, so the last valid one is at the first
+    difference.
     """
     length = min(len(sampled_ids), len(response_ids))
     differences = np.flatnonzero(sampled_ids[:length] != response_ids[:length])

@@ -1,7 +1,7 @@
 """Prompts as tables: one row for each prompt to generate from.
 
-Nothing that loads torch is imported before a prompt is built, since processes that merely schedule operators load this
-module too.
+Modules that load torch are imported only when a prompt is built, since processes that merely schedule operators load
+this module too.
 """
 
 import functools
@@ -18,9 +18,9 @@ from pos2distill.errors import UserError
 from pos2distill.models.files import files_version
 from pos2distill.randomness import derive_seed
 from pos2distill.records import (
-    ANSWER_SCHEMA,
     EXAMPLE_SCHEMA,
     PROMPT_SCHEMA,
+    RESPONSE_SCHEMA,
     Example,
     Slots,
     Tokens,
@@ -38,12 +38,13 @@ PromptKey = tuple[int, str, int, int]
 class PromptSpec:
     """Which prompts one example gives: a number of documents, and placements of the gold documents.
 
-    documents: `gold`: each example's gold documents alone.
-    placements: by the number of hops of the example; equally many for each number. None: for samples, whose slots
-    follow from the method.
-    slot_of_rank: where documents are reordered, the slot that the document of each rank is shown at. A placement then
+    documents: number of documents; `gold`: only the example's gold documents.
+    placements: the placements by the example's number of hops; each number of hops has equally many. None: for samples,
+    since the method decides their slots.
+    slot_of_rank: where documents are reordered, the slot at which the document of each rank is shown. A placement then
     holds the gold documents' ranks.
-    orders: of the distractors, that every placement is shown with: the data set's, then random ones.
+    orders: number of orders of the distractors. Every placement is shown in each of them: first the data set's order,
+    then random ones.
     """
 
     documents: int | Literal["gold"]
@@ -77,17 +78,19 @@ def build_prompts(
 ) -> pa.Table:
     """Build one prompt for each example, number of documents and placement; for samples, one for each sample.
 
-    Prompts of one length are neighbours, so that batches need little padding.
+    Prompts of the same length are next to each other, so that batches need little padding.
 
     Args:
         batch: as `read_examples` returns it.
         record_too_long: a prompt that does not fit the context becomes a row with its error instead of a prompt.
-            Otherwise it is an error, as where a model is evaluated.
-        with_examples: each row has its whole example, for those that build further prompts of it; examples are long.
-        answered: prompts to leave out. model_version: as of `prompt_builder`.
+            Without it, such a prompt raises an error, as evaluations need.
+        with_examples: store the whole example in each row, for stages that build further prompts from it. Examples are
+            long.
+        answered: prompts to leave out.
+        model_version: see `prompt_builder`.
     Returns: a table of `PROMPT_SCHEMA`.
     Raises:
-        UserError: for a prompt that does not fit the context, unless `record_too_long`.
+        UserError: a prompt does not fit the context, and `record_too_long` is not set.
     """
     builder = prompt_builder(study, max_new_tokens, model_version)
     records = batch.select(EXAMPLE_SCHEMA.names).to_pylist()
@@ -129,7 +132,7 @@ def build_prompts(
 def _placements(
     example: Example, spec: PromptSpec, study: Study, sample_number: int
 ) -> tuple[str | None, Sequence[Placement]]:
-    """The sample's id, None where a model is evaluated, and the placements that an example is shown at."""
+    """The sample's id (None where a model is evaluated) and the placements at which an example is shown."""
     if spec.placements is not None:
         return None, spec.placements[len(example.golds)]
     sample_id = sample_ids([example.example_id], study.method.responses_per_example)[sample_number]
@@ -139,7 +142,7 @@ def _placements(
 def _build_prompt(
     builder: PromptBuilder | MessageBuilder, example: Example, spec: PromptSpec, placement: Placement, order: int
 ) -> dict[str, Any]:
-    """The columns of the prompt or, if it is too long, its error."""
+    """The columns of the prompt, or the error if it is too long."""
     try:
         prompt = builder(
             example,
@@ -156,29 +159,29 @@ def _build_prompt(
     return {"prompt_ids": prompt, "messages": None, "error": None}
 
 
-def show_teacher_prompts(answers: pa.Table, study: Study) -> pa.Table:
-    """Replace the prompts that were answered by those that the teacher gets of their examples."""
+def show_teacher_prompts(responses: pa.Table, study: Study) -> pa.Table:
+    """Replace each prompt by the teacher's prompt for the same example."""
     # Nothing is reserved, because the responses exist.
     builder = _token_builder(study, 0, files_version(study.model))
     prompts: list[Tokens | Sequence[int]] = []
-    for record, outcome in zip(answers["example"].to_pylist(), answers["outcome"].to_pylist(), strict=True):
+    for record, outcome in zip(responses["example"].to_pylist(), responses["outcome"].to_pylist(), strict=True):
         if outcome == "failed":  # perhaps because its prompt is too long
             prompts.append(())
             continue
         example = example_from_row(record)
         prompts.append(builder(example, study.data.documents, teacher_slots(study, example)))
-    column = answers.column_names.index("prompt_ids")
-    field = ANSWER_SCHEMA.field("prompt_ids")
-    return answers.set_column(column, field, pa.array(prompts, field.type))
+    column = responses.column_names.index("prompt_ids")
+    field = RESPONSE_SCHEMA.field("prompt_ids")
+    return responses.set_column(column, field, pa.array(prompts, field.type))
 
 
 def prompt_builder(
     study: Study, max_new_tokens: int, model_version: str | None = None
 ) -> PromptBuilder | MessageBuilder:
-    """What builds the prompts of a study: token ids, or messages for a server that makes prompts of them.
+    """The builder of a study's prompts: token ids, or messages for a server that applies the chat template.
 
     Args:
-        model_version: of the model's files, which are listed if it is not known.
+        model_version: the version of the model's files. If it is None, the files are listed to find it.
     """
     if study.model.uses_chat_api:
         return MessageBuilder(study.data.wording, max_length=study.model.max_length, reserve=max_new_tokens)
@@ -188,10 +191,10 @@ def prompt_builder(
 
 @functools.lru_cache(maxsize=2)
 def _token_builder(study: Study, max_new_tokens: int, _version: str) -> PromptBuilder:
-    """Loaded once in a process, which may run many tasks, for each version of the model's files.
+    """Load a builder once in a process, which may run many tasks, for each version of the model's files.
 
-    In a thread: Ray 2.60 cancels a task by interrupting the main thread. In the middle of importing torch, that would
-    leave a process which can never import it and which Ray gives further tasks.
+    It is loaded in a thread, because Ray 2.60 cancels a task by interrupting the main thread. An interrupt during the
+    import of torch would leave a process that can never import it, and Ray would give that process further tasks.
     """
 
     def load() -> PromptBuilder:

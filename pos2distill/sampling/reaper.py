@@ -8,7 +8,7 @@ Why not Ray: Ray 2.60 can kill a worker's descendants after the worker crashed
 (`RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper`, off by default; `RAY_process_group_cleanup_enabled`
 misses processes in a session of their own; docs.ray.io, "Lifetimes of a User-Spawn Process"). The raylet does this, so
 it does not cover
-- an engine in a process that is no Ray worker (a notebook, a script, a test);
+- an engine in a process that is not a Ray worker (a notebook, a script, a test);
 - a raylet that is itself killed by SIGKILL;
 - a cluster whose nodes were started without the variable, which a driver cannot set afterwards.
 An engine process that survives keeps all its GPU memory, and the next engine on that GPU fails to start.
@@ -47,13 +47,17 @@ ProcessTable = Mapping[int, _Process]  # by pid
 
 
 @functools.cache
-def start_reaper() -> "subprocess.Popen[bytes]":
-    """Kill all processes that this process starts from now on, when it ends. Earlier ones are not touched."""
+def start_reaper(scan_log: str = "") -> "subprocess.Popen[bytes]":
+    """Kill all processes that this process starts from now on, when it ends. Earlier ones are not touched.
+
+    Args:
+        scan_log: a file to which a byte is appended after each scan, so that tests can wait for scans; empty for none.
+    """
     table = read_processes()
     own_pid = os.getpid()
     earlier = json.dumps(sorted(descendants([own_pid], table)))
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__, str(own_pid), str(table[own_pid].start), earlier],
+        [sys.executable, "-I", "-S", __file__, str(own_pid), str(table[own_pid].start), earlier, scan_log],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -61,14 +65,16 @@ def start_reaper() -> "subprocess.Popen[bytes]":
     )
 
 
-def watch(parent: int, start: int, ignored: Collection[int]) -> None:
+def watch(parent: int, start: int, ignored: Collection[int], scan_log: str = "") -> None:
     """Remember the parent's descendants while it lives, then kill them.
 
     A descendant is remembered even if the process between it and the parent ends.
 
     Args:
-        parent: pid. start: of the parent, as in `_Process`.
-        ignored: pids of processes that are not killed, nor their descendants.
+        parent: pid of the parent.
+        start: start of the parent, as in `_Process`.
+        ignored: pids of processes that are not killed. Their descendants are not killed either.
+        scan_log: see `start_reaper`.
     """
     known: dict[int, int] = {}  # start by pid
     while True:
@@ -83,11 +89,14 @@ def watch(parent: int, start: int, ignored: Collection[int]) -> None:
         if not parent_lives:
             kill(known)
             return
+        if scan_log:
+            with open(scan_log, "ab") as log:
+                log.write(b".")
         time.sleep(_SCAN_INTERVAL_S)
 
 
 def kill(started: Mapping[int, int]) -> None:
-    """Kill processes and the descendants that they start meanwhile.
+    """Kill processes and the descendants that they start in the meantime.
 
     The resource tracker of Python's multiprocessing is killed last: it ends by itself after it has removed the shared
     memory that the other processes left.
@@ -144,7 +153,7 @@ def descendants(roots: Iterable[int], table: ProcessTable, ignored: Collection[i
 
 
 def _living(started: Mapping[int, int], table: ProcessTable) -> list[int]:
-    """The pids whose process still is the one that was started, and has not ended."""
+    """The pids that still belong to the process that was started, if it has not ended."""
     living = []
     for pid, start in started.items():
         if pid in table and table[pid].start == start and not table[pid].dead:
@@ -160,4 +169,4 @@ def _is_resource_tracker(pid: int) -> bool:
 
 
 if __name__ == "__main__":
-    watch(int(sys.argv[1]), int(sys.argv[2]), frozenset(json.loads(sys.argv[3])))
+    watch(int(sys.argv[1]), int(sys.argv[2]), frozenset(json.loads(sys.argv[3])), sys.argv[4])

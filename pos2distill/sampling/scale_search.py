@@ -1,4 +1,4 @@
-"""Measures candidates of the search of LPES: accuracy by slot with given RoPE scales, all with one engine."""
+"""Measures candidates in the search of LPES: accuracy by slot with given RoPE scales, all with one engine."""
 
 import asyncio
 
@@ -8,23 +8,23 @@ import pyarrow as pa
 from pos2distill.config import Runtime, Study
 from pos2distill.sampling.blocks import batches_of
 from pos2distill.sampling.engines.protocol import SamplingParams
-from pos2distill.sampling.generate import Generate, require_answers
+from pos2distill.sampling.generate import Generate, require_responses
 from pos2distill.sampling.operators import read_examples
 from pos2distill.sampling.prompting import PromptSpec, build_prompts
 from pos2distill.store.artifacts import Artifact
 
 
 class ScaledAccuracy:
-    """Greedy answers to the same prompts, with other scales at every call."""
+    """Measures greedy responses to the same prompts, with other scales at every call."""
 
     def __init__(
         self, study: Study, runtime: Runtime, examples: Artifact, file: str, count: int, spec: PromptSpec
     ) -> None:
-        """Make the prompts, and the operator that answers them.
+        """Build the prompts, and the operator that answers them.
 
         Args:
-            study: with a model that has scales, whose values do not matter.
-            examples, file: the artifact and its file; the prompts are those of its first `count` examples.
+            study: its model must have scales; their values do not matter.
+            examples, file: the artifact and its file; prompts are built from its first `count` examples.
         """
         tokens = study.evaluation.max_new_tokens
         index = pa.table({"index": np.arange(count)})
@@ -36,14 +36,14 @@ class ScaledAccuracy:
         """The accuracy at each placement.
 
         Raises:
-            UserError: if the engine failed on a prompt.
+            UserError: the engine failed on a prompt.
         """
-        answers = pa.concat_tables(
+        responses = pa.concat_tables(
             await asyncio.gather(*(self.generate(batch, rope_scales=scales) for batch in self.batches))
         )
-        require_answers(answers)
-        placement_N = answers["placement"].to_numpy()
-        correct_N = answers["correct"].to_numpy(zero_copy_only=False).astype(float)
+        require_responses(responses)
+        placement_N = responses["placement"].to_numpy()
+        correct_N = responses["correct"].to_numpy(zero_copy_only=False).astype(float)
         return [float(correct_N[placement_N == placement].mean()) for placement in np.unique(placement_N)]
 
     def close(self) -> None:

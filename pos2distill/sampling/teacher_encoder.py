@@ -24,8 +24,8 @@ class TeacherEncoder:
     """Computes the hidden states that lm_head gets at the positions that predict a response.
 
     Args:
-        alignment: as of `collate`.
-        threads: of torch, on a CPU.
+        alignment: see `collate`.
+        threads: number of torch's threads, on a CPU.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class TeacherEncoder:
         self.model = load_model(model, device=device, packed=True)
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        """Add the columns `hidden` and `hidden_dtype` to answers: the states at the responses that are kept.
+        """Add the columns `hidden` and `hidden_dtype`: the states at the responses that are kept.
 
         Args:
-            batch: of `ANSWER_SCHEMA`.
+            batch: a table of `RESPONSE_SCHEMA`.
         Raises:
-            UserError: if one row alone needs too much memory.
+            UserError: one row alone needs too much memory.
         """
         # Only kept responses are trained on, and hidden states are the largest part of a sample.
         kept_rows = np.flatnonzero(np.asarray(batch["outcome"]) == "kept")
@@ -70,10 +70,10 @@ class TeacherEncoder:
     def encode(self, prompts: Sequence[Tokens], responses: Sequence[Tokens]) -> list[Tensor]:
         """A (T, H) tensor for each response of T tokens, in the model's dtype, on the CPU.
 
-        Rows that together need too much memory are computed in halves.
+        If the rows together need too much memory, they are computed in halves.
 
         Raises:
-            UserError: if one row alone needs too much.
+            UserError: one row alone needs too much.
         """
         try:
             return self._forward(prompts, responses)

@@ -5,24 +5,21 @@ streamed: memory holds one record, or a batch of rows.
 """
 
 import functools
-import gzip
 import hashlib
 import json
-import lzma
 import os
 import re
-import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import fsspec
 import ijson
 from fsspec.implementations.local import LocalFileSystem
 
-from pos2distill.errors import UserError, did_you_mean
-from pos2distill.parquet import open_parquet
+from pos2distill.errors import UserError, did_you_mean_one
+from pos2distill.tasks.compressed import DECOMPRESSION_ERRORS, explain_error, open_decompressed
+from pos2distill.tasks.parquet_records import parquet_records
 from pos2distill.urls import open_url, storage_errors, why_not_found
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of UTF-8
@@ -39,7 +36,6 @@ _ESCAPE = re.compile(
     re.DOTALL,
 )
 _PARQUET_MAGIC = b"PAR1"
-_PARQUET_ROWS = 256  # in a batch
 _CHUNK_BYTES = 64 << 10  # of an array, read at a time
 _MAX_NESTED = 5_000  # brackets that a chunk opens and does not close; ijson's time is quadratic in the depth
 
@@ -51,6 +47,8 @@ _OTHER_KINDS = {
     b"\x28\xb5\x2f\xfd": "is Zstandard data; decompress it (`zstd -d`)",
     b"PK\x03\x04": "is a zip archive; extract the file with the records",
     b"ARROW1": "is an Arrow file; write its records as JSON Lines or Parquet",
+    b"\xff\xfe\0\0": "is UTF-32; save it as UTF-8",
+    b"\0\0\xfe\xff": "is UTF-32; save it as UTF-8",
     b"\xff\xfe": "is UTF-16; save it as UTF-8",
     b"\xfe\xff": "is UTF-16; save it as UTF-8",
     b"version https://git-lfs": "is a git-lfs pointer, not the data; run `git lfs pull` in its folder",
@@ -93,35 +91,24 @@ def _file_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
     location = ""
     with _one_line_errors(url):
         try:
-            with fsspec.open(url, "rb", compression="infer") as file:
+            with open_decompressed(url) as file:
                 start = file.read(64)
                 _check_kind(start, url)
                 # Not by going back to the start, which streams over HTTP cannot.
                 first = start.lstrip(_BLANKS)[:1] or _first_byte(file)
                 is_array = first == b"["
             if start.startswith(_PARQUET_MAGIC):
-                yield from _parquet_records(url)
+                yield from parquet_records(url)
                 return
-            with fsspec.open(url, "rb", compression="infer") as file:
+            with open_decompressed(url) as file:
                 records = array_records(file, url) if is_array else _line_records(file, url)
                 for location, record in records:
                     yield location, record
-        except (gzip.BadGzipFile, zipfile.BadZipFile) as error:
-            kind = "gzip" if isinstance(error, gzip.BadGzipFile) else "zip"
-            raise UserError(
-                f"{url}: is not a {kind} file despite its name ({error}); rename or fetch it again"
-            ) from None
-        except lzma.LZMAError as error:
-            raise UserError(f"{url}: is not a complete xz file ({error}); rename or fetch it again") from None
-        except (EOFError, zlib.error) as error:
-            where = f"after {location}" if location else "before its first record"
-            ending = url.rpartition(".")[2]
-            kind = "gzip" if ending == "gz" else ending
-            raise UserError(f"{url}: broken {kind} {where} ({error}); fetch the file again") from None
-        except OSError as error:
-            if "Invalid data stream" not in str(error):  # bz2 has no exception of its own
+        except DECOMPRESSION_ERRORS as error:
+            message = explain_error(error, url, location)
+            if message is None:
                 raise
-            raise UserError(f"{url}: is not a complete bz2 file ({error}); rename or fetch it again") from None
+            raise UserError(message) from None
 
 
 def file_digest(url: str) -> str:
@@ -191,8 +178,8 @@ def _nearest_file(url: str) -> str:
         names = [str(entry).rsplit("/", 1)[-1] for entry in fs.ls(fs._parent(path), detail=False)]
     except (OSError, ValueError):  # ValueError: for a text that is not a URL
         return ""
-    hint = did_you_mean(path.rsplit("/", 1)[-1], names)
-    return hint if "did you mean" in hint else ""
+    # A higher limit than elsewhere: the endings of names are often equal.
+    return did_you_mean_one(path.rsplit("/", 1)[-1], names, likeness=0.85)
 
 
 def _check_kind(start: bytes, url: str) -> None:
@@ -201,9 +188,12 @@ def _check_kind(start: bytes, url: str) -> None:
     for magic, meaning in _OTHER_KINDS.items():
         if start.startswith(magic):
             raise UserError(f"{url}: {meaning} (data.path)")
+    # Text in UTF-16 without a byte-order mark: the first character of JSON is one of ASCII.
+    if start[:2].count(0) == 1:
+        raise UserError(f"{url}: is UTF-16; save it as UTF-8 (data.path)")
 
 
-def _first_byte(file: BinaryIO) -> bytes:
+def _first_byte(file: IO[bytes]) -> bytes:
     """The first byte that is not blank, or nothing."""
     byte = file.read(1)
     while byte and byte in _BLANKS:
@@ -211,7 +201,7 @@ def _first_byte(file: BinaryIO) -> bytes:
     return byte
 
 
-def _line_records(file: BinaryIO, url: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _line_records(file: IO[bytes], url: str) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, line in enumerate(file, start=1):
         content = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
         if content.strip():
@@ -224,8 +214,12 @@ def _parse_line(line: bytes, location: str) -> dict[str, Any]:
         # Decoded here, since json.loads would accept raw surrogates in bytes, and other encodings (Python 3.11).
         value = json.loads(line.decode(), object_pairs_hook=functools.partial(_object_of_pairs, location))
     except UnicodeDecodeError as error:
-        raise UserError(f"{location}: not UTF-8 ({error.reason} at byte {error.start})") from None
+        raise UserError(
+            f"{location}: not UTF-8 ({error.reason} at byte {error.start}); save the file as UTF-8"
+        ) from None
     except json.JSONDecodeError as error:
+        if error.doc[error.pos : error.pos + 1] == _BYTE_ORDER_MARK.decode():
+            raise UserError(f"{location}: a byte-order mark at column {error.colno}; remove it") from None
         hint = _how_to_correct(error)
         raise UserError(f"{location}: not valid JSON ({error.msg} at column {error.colno}){hint}") from None
     except RecursionError:
@@ -269,7 +263,7 @@ def _object_of_pairs(location: str, pairs: list[tuple[str, Any]]) -> dict[str, A
     return value
 
 
-def array_records(file: BinaryIO, url: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def array_records(file: IO[bytes], url: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The objects of a JSON array, each with its location in the file, read one after another."""
     number = 0
     try:
@@ -282,32 +276,13 @@ def array_records(file: BinaryIO, url: str) -> Iterator[tuple[str, dict[str, Any
     except _NestedTooDeeplyError:
         raise UserError(f"{url}, record {number + 1}: nested too deeply") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"{url}, record {number + 1}: not UTF-8 ({error.reason})") from None
+        raise UserError(f"{url}, record {number + 1}: not UTF-8 ({error.reason}); save the file as UTF-8") from None
     except ijson.JSONError as error:
         reason = _ijson_reason(error)
         if "UTF8" in reason:
-            raise UserError(f"{url}, record {number + 1}: not UTF-8 ({reason})") from None
+            raise UserError(f"{url}, record {number + 1}: not UTF-8 ({reason}); save the file as UTF-8") from None
         hint = "; is the file cut off?" if reason == "premature EOF" else ""
         raise UserError(f"{url}, record {number + 1}: not valid JSON ({reason}){hint}") from None
-
-
-def _parquet_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    number = 0
-    # Not decompressed: Parquet compresses its own pages, and is read in any order.
-    with fsspec.open(url, "rb") as file:
-        for batch in open_parquet(file).iter_batches(_PARQUET_ROWS, use_threads=False):
-            for row in batch.to_pylist():
-                number += 1
-                yield f"row {number}", drop_null_fields(row)
-
-
-def drop_null_fields(value: Any) -> Any:
-    """A value without null fields, at any depth: Parquet has every field in every row."""
-    if isinstance(value, dict):
-        return {name: drop_null_fields(field) for name, field in value.items() if field is not None}
-    if isinstance(value, list):
-        return [drop_null_fields(element) for element in value]
-    return value
 
 
 def _ijson_reason(error: ijson.JSONError) -> str:
@@ -333,7 +308,7 @@ class _NestedTooDeeplyError(Exception):
     """The next bytes of the file open more brackets than any record has."""
 
 
-def _checked_chunks(file: BinaryIO) -> Iterator[bytes]:
+def _checked_chunks(file: IO[bytes]) -> Iterator[bytes]:
     """The file in chunks. ijson 3.6 reads an unpaired surrogate as a question mark, so the text is searched before.
 
     Raises:

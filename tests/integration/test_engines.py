@@ -65,7 +65,7 @@ def prompts(toy: ModelSection) -> list[Tokens]:
 
 @pytest.fixture(scope="module")
 def vllm(toy: ModelSection) -> Iterator[OnOneLoop]:
-    engine = VllmEngine(toy, VllmSection(enforce_eager=True))
+    engine = VllmEngine.start(toy, VllmSection(enforce_eager=True))
     yield OnOneLoop(engine)
     engine.shutdown()
 
@@ -166,7 +166,7 @@ def test_vllm_engine_says_what_to_do_where_its_cache_is_too_small(toy: ModelSect
     (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 400_000}))
     message = r"^vLLM could not start; if .* \(400000 tokens\), lower model.max_length or raise runtime.vllm.cpu_kv_"
     with pytest.raises(MachineError, match=message):
-        VllmEngine(toy.model_copy(update={"path": str(tmp_path)}), VllmSection(enforce_eager=True))
+        VllmEngine.start(toy.model_copy(update={"path": str(tmp_path)}), VllmSection(enforce_eager=True))
 
 
 # An engine in a separate process. It prints the pids of the engine's processes, waits for a line, kills them, and
@@ -199,7 +199,7 @@ async def work():
 
 if __name__ == "__main__":
     model = load_recipe("quickstart", ["model.dtype=float32"]).study.model
-    engine = VllmEngine(model, VllmSection(enforce_eager=True))
+    engine = VllmEngine.start(model, VllmSection(enforce_eager=True))
     asyncio.run(work())
 """
 

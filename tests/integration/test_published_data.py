@@ -153,7 +153,7 @@ def test_run_distill_samples_by_vllm_on_ray(reader: Callable[[bool], str], tmp_p
 def vllm(reader: Callable[[bool], str]) -> Iterator[VllmEngine]:
     """One engine for all files: its start takes longer than all that they ask of it."""
     model = ModelSection(path=reader(True), engine="vllm", dtype="float32")
-    engine = VllmEngine(model, VllmSection(enforce_eager=True, max_num_seqs=8))
+    engine = VllmEngine.start(model, VllmSection(enforce_eager=True, max_num_seqs=8))
     yield engine
     engine.shutdown()
 

@@ -76,7 +76,7 @@ def test_vllm_rotates_as_transformers_and_changes_scales_without_a_restart(
     assert agreement(expected[SCALES], expected[OTHERS]) < 0.5
     assert agreement(expected[SCALES], plain) < 0.5
 
-    engine = VllmEngine(with_scales(model, SCALES), VllmSection())
+    engine = VllmEngine.start(with_scales(model, SCALES), VllmSection())
     try:
         assert agreement(answers(engine, loop), expected[SCALES]) >= 0.99
         assert agreement(answers(engine, loop, OTHERS), expected[OTHERS]) >= 0.99
@@ -89,7 +89,7 @@ def test_vllm_rotates_as_transformers_and_changes_scales_without_a_restart(
     finally:
         engine.shutdown()
 
-    unscaled = VllmEngine(model, VllmSection(enforce_eager=True))  # compiling takes a minute
+    unscaled = VllmEngine.start(model, VllmSection(enforce_eager=True))  # compiling takes a minute
     try:
         assert answers(unscaled, loop) == ones
     finally:

@@ -289,7 +289,7 @@ def test_vllm_and_hf_give_the_greedy_answers_of_the_checkpoint(source: Source, c
         prompts += [source.build.build_prompt(example, DOCUMENTS, (slot,)) for slot in range(DOCUMENTS)]
     params = SamplingParams(0.0, 1.0, 24, tuple(stop_token_ids(checkpoint, load_tokenizer(checkpoint))))
     expected = greedy(hf_engine(checkpoint, threads=2), prompts, params)
-    engine = VllmEngine(checkpoint, VllmSection(enforce_eager=True), threads=2)
+    engine = VllmEngine.start(checkpoint, VllmSection(enforce_eager=True), threads=2)
     try:
         found = greedy(engine, prompts, params)
     finally:

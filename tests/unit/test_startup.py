@@ -17,7 +17,7 @@ from tests.support.paths import PROJECT
 
 # Sends the signal when a package is about to be imported, and prints that it did.
 INTERRUPTED_AT = """
-import importlib.abc, os, runpy, signal, sys
+import importlib.abc, os, runpy, signal, sys, time
 
 class Interrupt(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
@@ -66,8 +66,12 @@ def interrupted_at(package: str, arguments: list[str]) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize("delay", [0.0, 0.02, 0.1, 0.3])
 def test_an_interrupt_after_a_delay_ends_in_one_line_at_most(delay: float) -> None:
-    """Counted from the first import of the command line: before it, Python itself is starting."""
-    code = INTERRUPTED_AT.replace("os.kill(os.getpid(), signal.SIGINT)", "pass")
+    """Counted from the first import of the command line: before it, Python itself is starting.
+
+    A dry run that gets to the import of NumPy waits there, so that it does not end before the interrupt.
+    """
+    waiting = "pass\n        while name == 'numpy':\n            time.sleep(0.01)"
+    code = INTERRUPTED_AT.replace("os.kill(os.getpid(), signal.SIGINT)", waiting)
     code = code.replace("PACKAGE", "'pipelines'").replace("ARGUMENTS", "['study', 'quickstart', '--dry-run']")
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

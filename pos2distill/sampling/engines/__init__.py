@@ -13,13 +13,14 @@ def build_engine(
     """Build the engine that `model.engine` names. Only its own package is imported.
 
     Args:
-        inference: how it answers; the scales of layers are in `model`.
-        threads: on a CPU. device: "cpu" or "cuda".
+        inference: how the engine answers; the scales of layers are in `model`.
+        threads: number of torch's threads, on a CPU.
+        device: "cpu" or "cuda".
     """
     if model.engine == "vllm":
         from pos2distill.sampling.engines.vllm import VllmEngine
 
-        return VllmEngine(model, runtime.vllm, threads=threads, device=device)
+        return VllmEngine.start(model, runtime.vllm, threads=threads, device=device)
     if model.engine == "hf":
         from pos2distill.sampling.engines.hf import HfEngine
 

@@ -18,13 +18,14 @@ from pos2distill.models.rope.ms_poe import apply_ms_poe
 from pos2distill.records import Tokens, TopKLogprobs
 from pos2distill.sampling.engines.protocol import Completion, EngineDied, Failure, GenerationResult, SamplingParams
 
-# What torch raises because of one batch: RuntimeError when out of memory (torch.OutOfMemoryError is one), IndexError
-# for token ids outside the vocabulary. Later batches may succeed, but not after a torch.AcceleratorError, also one,
-# that is not of memory.
+# What torch raises because of one batch: RuntimeError when out of memory (torch.OutOfMemoryError is a subclass),
+# IndexError for token ids outside the vocabulary. Later batches may succeed. A torch.AcceleratorError is a RuntimeError
+# too, but unless memory was the cause, no later batch can succeed.
 _BATCH_ERRORS = (RuntimeError, IndexError)
 
 # How many prompt tokens a model reads in the time of one step of generation, by device: an upper estimate, so that a
-# batch is divided only where that surely saves time. On GPUs a step of a small model waits for its launches.
+# batch is divided only where that surely saves time. On GPUs, launching the kernels of a small model takes most of a
+# step.
 _STEP_TOKENS = {"cpu": 100, "cuda": 2000}
 
 
@@ -64,7 +65,7 @@ class HfEngine:
             scale_layers(self.model, params.rope_scales, self.path)
         # How prompts are grouped does not change their responses, except by rounding.
         results: dict[int, GenerationResult] = {}
-        # With several bases a token of padding is as many.
+        # With several bases, each token of padding is computed once for each base.
         min_saving = _STEP_TOKENS[self.device] * params.max_new_tokens // self.bases
         for rows in group_by_length([len(prompt) for prompt in prompts], min_saving):
             group = self._generate_or_halve([prompts[row] for row in rows], params, [seeds[row] for row in rows])
@@ -74,7 +75,7 @@ class HfEngine:
     def _generate_or_halve(
         self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]
     ) -> list[GenerationResult]:
-        """Generates in halves where the whole fails: one prompt is invalid, or all together need too much memory."""
+        """Generate for the whole batch, or for each half if that fails: a prompt is invalid, or memory too small."""
         try:
             return list(self._generate(prompts, params, seeds))
         except _BATCH_ERRORS as error:
@@ -89,7 +90,7 @@ class HfEngine:
         return first + self._generate_or_halve(prompts[half:], params, seeds[half:])
 
     def _generate(self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]) -> list[Completion]:
-        # With several bases, each prompt is as many neighbouring rows, which all get the mixture's next token.
+        # Each prompt is one row for each base. These rows are next to each other, and all get the mixture's next token.
         input_ids_BL, attention_mask_BL = (each.repeat_interleave(self.bases, 0) for each in _pad_left(prompts))
         processors = LogitsProcessorList()
         if self.bases > 1:
@@ -114,7 +115,7 @@ class HfEngine:
                 top_k=None,
                 max_new_tokens=params.max_new_tokens,
                 eos_token_id=list(params.stop_ids),
-                # Any id serves: `_cut_at_stop` removes all padding.
+                # Any id will do: `_cut_at_stop` removes all padding.
                 pad_token_id=params.stop_ids[0],
                 logits_processor=processors,
             )
@@ -140,7 +141,11 @@ class TopKRecorder(LogitsProcessor):
         return scores
 
     def attach(self, completions: Sequence[Completion], *, every: int = 1) -> list[Completion]:
-        """The batch's completions with the most likely tokens at their positions. every: rows of a completion."""
+        """Add the most likely tokens at their positions to the batch's completions.
+
+        Args:
+            every: number of rows of each completion.
+        """
         ids_BSK = torch.stack([ids_BK[::every] for ids_BK, _ in self.steps], dim=1).numpy()
         logprobs_BSK = torch.stack([logprobs_BK[::every] for _, logprobs_BK in self.steps], dim=1).numpy()
         attached = []
@@ -170,9 +175,9 @@ class SeededGumbel(LogitsProcessor):
 
 
 def group_by_length(lengths: Sequence[int], min_saving: int) -> list[list[int]]:
-    """Groups of prompts, by their indices, in which little is padded; those of short prompts first.
+    """Group the indices of prompts so that little padding is needed. Groups of short prompts come first.
 
-    Prompts without documents, with one and with twenty come in one batch, and padding costs as much as tokens do. A
+    One batch may hold prompts without documents, with one and with twenty, and padding costs as much as real tokens. A
     group is divided where that saves the most padding, as long as it saves `min_saving` tokens, the cost of a group.
     """
     shortest_first = sorted(range(len(lengths)), key=lengths.__getitem__)
@@ -191,7 +196,7 @@ def _divide(rows: list[int], lengths: Sequence[int], min_saving: int) -> list[li
 def _pad_left(prompts: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
     """Token ids and attention mask, (B, L) each. Padding is on the left, where `generate` expects it."""
     longest = max(map(len, prompts))
-    # Any id serves as padding, since the mask hides it.
+    # Any id can serve as padding, since the mask hides it.
     input_ids_BL = torch.zeros(len(prompts), longest, dtype=torch.long)
     attention_mask_BL = torch.zeros_like(input_ids_BL)
     for row, prompt in enumerate(prompts):

@@ -19,11 +19,11 @@ from pos2distill.tasks.prompts import Messages, fewest_tokens, joined_text
 
 # For each request of a check: a wrong address is reported within 20 s.
 _CHECK_TIMEOUT_S = 8.0
-_STOP_REASONS = ("stop", "eos", "eos_token")  # as servers say that the model ended its answer
+_STOP_REASONS = ("stop", "eos", "eos_token")  # servers' words for: the model ended its answer
 _CONTENT_FILTER = "content_filter"
-# As servers say in an error (its code, its type or the whole message) that they refuse a prompt for its content: Azure,
-# Moonshot; OpenAI; OpenRouter, LiteLLM; DashScope; New API; DeepSeek. Other errors of a request (400) may be of the
-# settings, the account or the server, and so of all prompts.
+# The code, the type or the whole message of an error with which a server refuses a prompt for its content: Azure and
+# Moonshot; OpenAI; OpenRouter and LiteLLM; DashScope; New API; DeepSeek. Other errors of a request (400) may be caused
+# by the settings, the account or the server, and so concern all prompts.
 _REFUSALS = frozenset(
     {
         _CONTENT_FILTER,
@@ -35,9 +35,9 @@ _REFUSALS = frozenset(
     }
 )
 
-# Servers that apply the repetition penalty of the model's generation_config.json unless a request names one. It would
-# punish a model for repeating what a document says. Other engines here do not apply it either.
-_TAKE_THE_MODELS_PENALTY = ("vllm", "sglang")
+# Servers that apply the repetition penalty of the model's generation_config.json unless a request names one. A penalty
+# would punish a model for repeating what a document says. The other engines here do not apply it either.
+_SERVERS_WITH_DEFAULT_PENALTY = ("vllm", "sglang")
 
 
 class MalformedAnswerError(httpx2.RemoteProtocolError):
@@ -47,8 +47,8 @@ class MalformedAnswerError(httpx2.RemoteProtocolError):
 class OpenAiEngine:
     """Sends one request for each prompt and at most `concurrency` at a time.
 
-    The client of the package `openai` repeats a request after errors that may pass, and after a malformed answer.
-    Whatever becomes of the attempts, each prompt has exactly one result.
+    The client of the package `openai` repeats a request after transient errors and after a malformed answer. Each
+    prompt gets exactly one result, whether its attempts succeed or fail.
     """
 
     def __init__(self, model: ModelSection, settings: EndpointSection) -> None:
@@ -65,11 +65,11 @@ class OpenAiEngine:
             ),
         )
         self.running = asyncio.Semaphore(settings.concurrency)
-        self.pace = _Pace(settings.requests_per_minute)
+        self.rate_limiter = _RateLimiter(settings.requests_per_minute)
         served = _served(model, settings)
         limits = [limit for limit in (model.max_length, _context(served)) if limit]
         self.context = min(limits, default=None)
-        self.extra_body = _beyond_openai(model, served)
+        self.extra_body = _extra_body(model, served)
 
     async def generate(
         self, prompts: Sequence[Tokens | Messages], params: SamplingParams, seeds: Sequence[int]
@@ -85,19 +85,19 @@ class OpenAiEngine:
                 return await self._chat(prompt, params)
             except openai.APIError as error:
                 refused = _is_refusal(error.body)
-                # 500 may well be of this one prompt.
+                # A 500 may well be caused by this prompt alone.
                 is_bug = isinstance(error, openai.APIStatusError) and error.status_code == 500
                 passing = not (refused or is_bug) and is_transient(error.__cause__ or error)
                 return replace(Failure.of(error), is_refusal=refused, is_transient=passing)
 
     async def _wait_for_turn(self, request: httpx2.Request) -> None:
-        await self.pace.wait()
+        await self.rate_limiter.wait()
 
     async def _check_answer(self, response: httpx2.Response) -> None:
-        """Refuse a response with success that is no answer, so that the client sends the request again.
+        """Refuse a successful response that does not hold an answer, so that the client sends the request again.
 
         Raises:
-            MalformedAnswerError: if a response with success has another form than an answer.
+            MalformedAnswerError: a successful response does not have the form of an answer.
         """
         if not response.is_success:
             return
@@ -176,10 +176,10 @@ def read_api_key(settings: EndpointSection) -> str:
     """The key in the environment variable that the settings name.
 
     Raises:
-        UserError: if they name a variable that is not set.
+        UserError: the settings name a variable that is not set.
     """
     if settings.api_key_env is None:
-        # A server of one's own has no key, but the client requires one.
+        # A private server often needs no key, but the client requires one.
         return os.environ.get("OPENAI_API_KEY") or "none"
     key = os.environ.get(settings.api_key_env)
     if not key:
@@ -193,7 +193,7 @@ def check_endpoint(model: ModelSection, settings: EndpointSection) -> None:
     A server that does not list its models is not checked.
 
     Raises:
-        UserError: naming the setting.
+        UserError: the check failed; names the setting.
     """
     try:
         served = _list_models(settings)
@@ -222,10 +222,10 @@ def check_endpoint(model: ModelSection, settings: EndpointSection) -> None:
 
 
 def _require_answer(model: ModelSection, settings: EndpointSection) -> None:
-    """Ask for one token. A server that takes longer than the check is at work, and passes.
+    """Ask for one token. A server that does not answer within the check's time limit passes, since it is working.
 
     Raises:
-        UserError: if the server fails at it, or refuses the key or the model.
+        UserError: the server fails, or refuses the key or the model.
     """
     name = _name_at_server(model, settings)
     with _client_for_checks(settings, max_retries=0) as client:
@@ -246,7 +246,7 @@ def _require_answer(model: ModelSection, settings: EndpointSection) -> None:
                 f"{settings.base_url}: HTTP 404: the server has no model {name!r} ({_model_setting(settings)}) or "
                 f"does not offer {model.api} (model.api)"
             ) from None
-        except openai.APIError:  # the user hears of it with the first prompt
+        except openai.APIError:  # the first prompt will report it
             return
 
 
@@ -267,15 +267,18 @@ def _model_setting(settings: EndpointSection) -> str:
 
 
 def served_context(model: ModelSection, settings: EndpointSection) -> int | None:
-    """The most tokens of prompt and answer together, of a server that names them (vLLM, SGLang: `max_model_len`)."""
+    """The largest number of tokens of prompt and answer together, if the server reports it.
+
+    vLLM and SGLang report it (`max_model_len`).
+    """
     return _context(_served(model, settings))
 
 
 def _served(model: ModelSection, settings: EndpointSection) -> Mapping[str, Any]:
-    """What the server says of the model; empty if it says nothing."""
+    """The server's description of the model; empty if it has none."""
     try:
         served = _list_models(settings)
-    except openai.APIError:  # of the check of the server, or of its answers, the user hears elsewhere
+    except openai.APIError:  # the check of the server, or the first prompt, reports it
         return {}
     name = _find(_name_at_server(model, settings), served)
     return served[name] if name else {}
@@ -287,12 +290,12 @@ def _context(served: Mapping[str, Any]) -> int | None:
 
 
 def _list_models(settings: EndpointSection) -> dict[str, Mapping[str, Any]]:
-    """What the server says of each model, by its id; empty if it answers with JSON of another form than a list."""
+    """The server's description of each model, by its id; empty if the server's JSON does not hold a list."""
     with _client_for_checks(settings, max_retries=1) as client:
         response = client.models.with_raw_response.list().http_response
     try:
         body = response.json()
-    except (ValueError, RecursionError):  # such as a page
+    except (ValueError, RecursionError):  # such as an HTML page
         raise UserError(
             f"{settings.base_url}: answers, but not as an API of OpenAI's kind, whose address often ends in /v1 "
             f"(runtime.endpoint.base_url)"
@@ -315,38 +318,38 @@ def _name_at_server(model: ModelSection, settings: EndpointSection) -> str:
 
 
 def _find(name: str, served: Mapping[str, Any]) -> str | None:
-    """The id of the model of this name. Ollama lists `name:tag` and accepts `name`."""
+    """The id of the model with this name. Ollama lists `name:tag` and accepts `name`."""
     if name in served:
         return name
     return next((each for each in served if each.startswith(f"{name}:")), None)
 
 
-def _beyond_openai(model: ModelSection, served: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a request has besides the fields of OpenAI's API."""
+def _extra_body(model: ModelSection, served: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The fields of a request that OpenAI's API does not have."""
     fields: dict[str, Any] = {}
     if model.api == "chat" and model.chat_template_kwargs:
         fields["chat_template_kwargs"] = dict(model.chat_template_kwargs)  # vLLM 0.32 passes it to the chat template
-    if served.get("owned_by") in _TAKE_THE_MODELS_PENALTY:
+    if served.get("owned_by") in _SERVERS_WITH_DEFAULT_PENALTY:
         fields["repetition_penalty"] = 1.0
     return fields or None
 
 
-class _Pace:
-    """Starts requests at even distances."""
+class _RateLimiter:
+    """Starts requests at regular intervals."""
 
     def __init__(self, per_minute: int | None) -> None:
-        self.distance_s = 60 / per_minute if per_minute else 0.0
+        self.interval_s = 60 / per_minute if per_minute else 0.0
         self.next_s = 0.0  # on the clock of the event loop
 
     async def wait(self) -> None:
         now = asyncio.get_running_loop().time()
         start = max(now, self.next_s)
-        self.next_s = start + self.distance_s
+        self.next_s = start + self.interval_s
         await asyncio.sleep(start - now)
 
 
 def _is_answer(body: Any, api: str) -> bool:
-    """Whether it holds a text, or an empty list of choices (see `_no_choices`)."""
+    """Whether a response's JSON holds a text, or an empty list of choices (see `_no_choices`)."""
     if not isinstance(body, dict) or not isinstance(body.get("choices"), list):
         return False
     choices = body["choices"]
@@ -361,12 +364,12 @@ def _is_answer(body: Any, api: str) -> bool:
 
 
 def _holds_refusal(body: Any) -> bool:
-    """Whether it holds the refusal of a prompt instead of choices, as gateways report it (see `_no_choices`)."""
+    """Whether a response's JSON holds a refusal of the prompt instead of choices, as some gateways send it."""
     return isinstance(body, dict) and not body.get("choices") and _is_refusal(body.get("error"))
 
 
 def _to_completion(text: str | None, choice: Any, response: Any) -> TextCompletion | Failure:
-    # The client leaves out what a server leaves out.
+    # The client's object lacks the fields that the server left out.
     finish_reason, usage = getattr(choice, "finish_reason", None), getattr(response, "usage", None)
     if finish_reason not in (*_STOP_REASONS, "length"):
         return Failure(f"the server ended the answer with {finish_reason!r}", finish_reason == _CONTENT_FILTER)

@@ -14,8 +14,8 @@ class SamplingParams:
 
     temperature: 0 for greedy decoding. stop_ids: any of them ends a response and is its last token.
     stored_top_k: number of most likely tokens to return at each position.
-    rope_scales: for a search: the scales of this call and of later ones that name none. The model must have been
-        loaded with some; vLLM's engine refuses them otherwise.
+    rope_scales: for a search: the scales of this call and of later calls that name none. The model must have been
+        loaded with scales; otherwise vLLM's engine refuses the call.
     """
 
     temperature: float
@@ -43,7 +43,7 @@ class Completion:
 class TextCompletion:
     """A response of a server, which returns text and no token ids.
 
-    prompt_tokens, answer_tokens: as the server counts them; both None unless it counts both.
+    prompt_tokens, answer_tokens: as counted by the server; both None unless it counts both.
     """
 
     text: str
@@ -56,8 +56,9 @@ class TextCompletion:
 class Failure:
     """The engine failed on this prompt only and continues with others.
 
-    error: the reason, in one line. is_refusal: a server refuses this prompt for its content, and will again.
-    is_transient: a server did not answer, and may another time.
+    error: the reason, in one line.
+    is_refusal: a server refuses this prompt for its content, and will refuse it again.
+    is_transient: a server did not answer, and may answer later.
     """
 
     error: str
@@ -67,7 +68,7 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
         """A failure with the type and the first line of an exception, or of its cause if it has one."""
-        # An engine's own exception often says less than the one that caused it.
+        # An engine's own exception often says less than its cause.
         cause = error.__cause__ or error
         lines = str(cause).strip().splitlines()
         if not lines:
@@ -93,7 +94,7 @@ class Engine(Protocol):
         Args:
             prompts: 1-D int32 token ids. seeds: one for each prompt, 0 to 2^63 - 1.
         Raises:
-            EngineDied: if no further call can succeed.
+            EngineDied: no further call can succeed.
         """
 
     def shutdown(self) -> None:

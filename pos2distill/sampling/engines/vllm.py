@@ -5,6 +5,7 @@ import itertools
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,13 +29,60 @@ _SEED_MASK = 2**31 - 1
 
 
 class _RequestLost(Exception):
-    """The engine gave up a request for a reason of its own."""
+    """The engine gave up a request, and the prompt was not the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class VllmClasses:
+    """The classes of vLLM that calls need. `VllmEngine.start` imports them, as importing vllm takes seconds.
+
+    Attributes:
+        params: the sampling parameters of a request.
+        prompt: a prompt of token ids.
+        output_kind: which outputs of a request are returned.
+        request_errors: raised for a prompt that the engine cannot use.
+        engine_error: raised for any other failure, and also for such a prompt, which is then the cause.
+        dead_error: raised by an engine that has ended.
+    """
+
+    params: Any
+    prompt: Any
+    output_kind: Any
+    request_errors: tuple[type[Exception], ...]
+    engine_error: type[Exception]
+    dead_error: type[Exception]
 
 
 class VllmEngine:
-    """Generates with vLLM, on token ids only: vLLM neither tokenizes nor decodes text."""
+    """Generates with vLLM, on token ids only: vLLM neither tokenizes nor decodes text.
 
-    def __init__(self, model: ModelSection, settings: VllmSection, *, threads: int = 1, device: str = "cpu") -> None:
+    Args:
+        engine: vLLM's own engine.
+        classes: the classes of the same vLLM.
+        scales: RoPE scales that the engine was built with; empty for none.
+        stall_s: seconds without a finished answer after which the engine counts as dead.
+    """
+
+    def __init__(self, engine: Any, classes: VllmClasses, *, scales: tuple[float, ...], stall_s: float) -> None:
+        self.engine = engine
+        self._classes = classes
+        self._scales = scales
+        self._stall_s = stall_s
+        self._request_numbers = itertools.count()
+        self._loop: asyncio.AbstractEventLoop | None = None  # the loop in which calls run
+        self._calls = 0  # number of running calls
+        self._calls_changed = asyncio.Condition()
+        self._deadlines: set[asyncio.Timeout] = set()  # one for each running call
+
+    @classmethod
+    def start(
+        cls, model: ModelSection, settings: VllmSection, *, threads: int = 1, device: str = "cpu"
+    ) -> "VllmEngine":
+        """Start vLLM's processes on a model.
+
+        Raises:
+            MachineError: if vLLM could not start.
+        """
         set_vllm_variables(device=device, threads=threads, cpu_kv_cache_gib=settings.cpu_kv_cache_gib)
         from vllm import SamplingParams as VllmParams
         from vllm import TokensPrompt
@@ -44,33 +92,30 @@ class VllmEngine:
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-        # Classes that later calls need; vllm is imported in this constructor only, as importing it takes seconds.
-        self._params_class, self._prompt_class, self._output_kind = VllmParams, TokensPrompt, RequestOutputKind
-        self._dead_error = EngineDeadError
-        self._request_errors = (VLLMClientError, ValueError)
-        self._engine_error = EngineGenerateError
-        self._request_numbers = itertools.count()
+        classes = VllmClasses(
+            params=VllmParams,
+            prompt=TokensPrompt,
+            output_kind=RequestOutputKind,
+            request_errors=(VLLMClientError, ValueError),
+            engine_error=EngineGenerateError,
+            dead_error=EngineDeadError,
+        )
         # The scales of the study replace those of the model's folder, which vLLM reads by itself.
         scales = resolve_scales(model.rope_scales, load_config(model), model.path)
         arguments = _engine_arguments(model, settings, scales, device=device)
-        self._scales = scales
-        self._loop: asyncio.AbstractEventLoop | None = None  # of the calls
-        self._calls = 0  # that are running
-        self._calls_changed = asyncio.Condition()
-        self._stall_s = 60 * settings.stall_minutes
-        self._deadlines: set[asyncio.Timeout] = set()  # of the calls that are running
         start_reaper()  # before the engine starts processes
-        # The context of vLLM's offline class `LLM`: in vLLM 0.32 it gets more tokens in a step than a server does.
+        # The usage context of vLLM's offline class `LLM`: vLLM 0.32 gives it more tokens in a step than a server.
         try:
-            self.engine = AsyncLLM.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
+            engine = AsyncLLM.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
         except RuntimeError as error:
-            # The reason is in the log of the engine's process alone.
+            # Only the log of the engine's process holds the reason.
             larger = "runtime.vllm.cpu_kv_cache_gib" if device == "cpu" else "runtime.vllm.gpu_memory_utilization"
             raise MachineError(
                 f"vLLM could not start; if its cache is too small for one prompt of the whole context "
                 f"({arguments.max_model_len} tokens), lower model.max_length or raise {larger}; POS2DISTILL_DEBUG=1 "
                 f"shows its log"
             ) from error
+        return cls(engine, classes, scales=scales, stall_s=60 * settings.stall_minutes)
 
     async def generate(
         self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]
@@ -82,11 +127,11 @@ class VllmEngine:
 
     @asynccontextmanager
     async def _unless_stalled(self) -> AsyncIterator[None]:
-        """Run the body as long as the engine finishes answers, of this call or of another.
+        """Run the body as long as the engine finishes answers, whether to this call or to another.
 
         Raises:
-            EngineDied: if it has finished none for `runtime.vllm.stall_minutes`: vLLM itself waits for ever for a
-                kernel or a collective operation that hangs.
+            EngineDied: the engine has not finished any answer for `runtime.vllm.stall_minutes`. vLLM itself would wait
+                forever for a kernel or a collective operation that hangs.
         """
         deadline = asyncio.timeout(self._stall_s)
         try:
@@ -104,19 +149,21 @@ class VllmEngine:
             self._deadlines.discard(deadline)
 
     def _postpone_deadlines(self) -> None:
-        """An answer is finished."""
+        """Give every running call its full time again, because an answer is finished."""
         later = asyncio.get_running_loop().time() + self._stall_s
         for deadline in self._deadlines:
-            # One that has expired ends its call and cannot be changed.
+            # A deadline that has expired ends its call and cannot be changed.
             if not deadline.expired():
                 deadline.reschedule(later)
 
     @asynccontextmanager
     async def _scaled(self, scales: tuple[float, ...]) -> AsyncIterator[None]:
-        """Run the body with these RoPE scales, once calls with others have ended; as it is for no scales.
+        """Run the body with these RoPE scales, once calls with other scales have ended.
 
+        Args:
+            scales: empty to leave the engine's scales as they are.
         Raises:
-            ValueError: for scales in an engine that was built without any: its layers share one table of rotations.
+            ValueError: the engine was built without scales, so its layers share one table of rotations.
         """
         if scales and not self._scales:
             raise ValueError("this engine was built without RoPE scales, so it cannot change them; build it with some")
@@ -137,44 +184,47 @@ class VllmEngine:
             await self.engine.collective_rpc("set_rope_scales", args=(list(scales),))
             # Cached prefixes were computed with other scales.
             cleared = await self.engine.reset_prefix_cache()
-        except self._dead_error as error:
+        except self._classes.dead_error as error:
             raise EngineDied(str(error)) from error
         if not cleared:
             raise EngineDied("vLLM kept prefixes that were computed with other RoPE scales")
         self._scales = scales
 
     async def _generate_one(self, prompt: Tokens, params: SamplingParams, seed: int) -> GenerationResult:
-        """Requests twice where the engine fails and not the prompt: such a failure may pass, and must not be stored."""
-        try:
-            return await self._complete(prompt, params, seed)
-        except _RequestLost:
-            pass
-        try:
-            return await self._complete(prompt, params, seed)
-        except _RequestLost as error:
-            raise EngineDied(f"vLLM lost a request twice ({error}); run the same command again") from error
+        """Ask again where the engine fails and not the prompt: such a failure may pass, and must not be stored.
+
+        Raises:
+            EngineDied: the engine is dead, or lost the request twice.
+        """
+        last_error: _RequestLost | None = None
+        for _attempt in (1, 2):
+            try:
+                return await self._complete(prompt, params, seed)
+            except _RequestLost as error:
+                last_error = error
+        raise EngineDied(f"vLLM lost a request twice ({last_error}); run the same command again") from last_error
 
     async def _complete(self, prompt: Tokens, params: SamplingParams, seed: int) -> GenerationResult:
         """Ask once.
 
         Raises:
-            EngineDied: if the engine is dead.
-            _RequestLost: if it gave up the request for a reason of its own.
+            EngineDied: the engine is dead.
+            _RequestLost: the engine gave up the request, and the prompt was not the reason.
         """
         try:
             return await self._request(prompt, params, seed)
-        except self._dead_error as error:
+        except self._classes.dead_error as error:
             raise EngineDied(str(error)) from error
-        except self._request_errors as error:
+        except self._classes.request_errors as error:
             return Failure.of(error)
-        except self._engine_error as error:
-            # vLLM 0.32 raises this for whatever goes wrong, also for a prompt that it cannot use.
-            if isinstance(error.__cause__, self._request_errors):
+        except self._classes.engine_error as error:
+            # vLLM 0.32 raises this for any failure, and also for a prompt that it cannot use.
+            if isinstance(error.__cause__, self._classes.request_errors):
                 return Failure.of(error)
             raise _RequestLost(Failure.of(error).error) from error
 
     async def _request(self, prompt: Tokens, params: SamplingParams, seed: int) -> Completion:
-        request = self._params_class(
+        request = self._classes.params(
             temperature=params.temperature,
             top_p=params.top_p,
             max_tokens=params.max_new_tokens,
@@ -183,9 +233,9 @@ class VllmEngine:
             detokenize=False,
             logprobs=params.stored_top_k or None,
             flat_logprobs=True,  # lists of numbers instead of one object for each token
-            output_kind=self._output_kind.FINAL_ONLY,
+            output_kind=self._classes.output_kind.FINAL_ONLY,
         )
-        vllm_prompt = self._prompt_class(prompt_token_ids=prompt.tolist())
+        vllm_prompt = self._classes.prompt(prompt_token_ids=prompt.tolist())
         stream = self.engine.generate(vllm_prompt, request, request_id=str(next(self._request_numbers)))
         # FINAL_ONLY: the whole response comes as one output.
         async for output in stream:
@@ -199,8 +249,8 @@ class VllmEngine:
     def shutdown(self) -> None:
         """Shut down the engine's processes and close its sockets."""
         self.engine.shutdown()
-        # vLLM 0.32 closes the sockets in the loop of the calls. With an open socket the garbage collector, whichever
-        # thread it runs in, would wait for ever.
+        # vLLM 0.32 closes the sockets in the loop of the calls. If a socket stayed open, the garbage collector would
+        # wait forever, in whichever thread it runs.
         if self._loop is not None and not self._loop.is_running() and not self._loop.is_closed():
             # In a thread, since this one may run another loop, as a notebook's does.
             with ThreadPoolExecutor(1) as thread:
@@ -222,7 +272,7 @@ def _to_top_k(flat: Any, positions: int) -> TopKLogprobs | None:
 def _engine_arguments(
     model: ModelSection, settings: VllmSection, scales: Sequence[float], *, device: str
 ) -> "AsyncEngineArgs":
-    """What the engine is built with."""
+    """The arguments with which the engine is built."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     return AsyncEngineArgs(
@@ -243,7 +293,7 @@ def _engine_arguments(
         logprobs_mode="raw_logprobs",  # before temperature and top-p
         max_logprobs=-1,  # no upper limit
         # The CPU build of vLLM 0.32 dies when it prefills a seeded prompt in two steps, because torch's CPU
-        # generators cannot be set back. None: vLLM's default.
+        # generators cannot be reset. None: vLLM's default.
         enable_chunked_prefill=False if device == "cpu" else None,
         generation_config="vllm",  # sampling settings come from us, not from the model's generation_config.json
         disable_log_stats=True,

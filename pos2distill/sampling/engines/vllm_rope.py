@@ -1,8 +1,8 @@
 """RoPE scales by layer in vLLM 0.32: a plugin for models whose config.json has them, and a call that changes them.
 
-Installed with this package, `register` is a plugin of vLLM (entry point `vllm.general_plugins`), so that `vllm serve`
-of a folder that was exported with scales has them too. Our own engine names `RopeScales` as its worker extension,
-which vLLM imports in every worker before it loads the model.
+Where this package is installed, `register` is a plugin of vLLM (entry point `vllm.general_plugins`), so that `vllm
+serve` also applies the scales of a folder that was exported with them. Our own engine names `RopeScales` as its worker
+extension, which vLLM imports in every worker before it loads the model.
 
 P: positions, D: rotated size of a head.
 """
@@ -32,7 +32,7 @@ def register() -> None:
         model: nn.Module = load_model(loader, vllm_config, model_config, *args, **kwargs)
         scales = resolve_scales((), model_config.hf_config, model_config.model)
         if scales:
-            # Before vLLM compiles the model, which captures the modules that it has by then.
+            # Before vLLM compiles the model: compilation captures the modules that the model then has.
             _give_own_embeddings(model, len(scales))
             set_scales(model, scales)
         return model
@@ -42,21 +42,21 @@ def register() -> None:
 
 
 class RopeScales:
-    """What vLLM's workers gain: `engine.collective_rpc("set_rope_scales", args=(scales,))`."""
+    """A method added to vLLM's workers: `engine.collective_rpc("set_rope_scales", args=(scales,))`."""
 
     model_runner: Any
 
     def set_rope_scales(self, scales: Sequence[float]) -> None:
-        """Change the scales of a model that was loaded with some. Answers that are cached (prefixes) must be reset."""
+        """Change the scales of a model that was loaded with some. The caller must reset the cache of prefixes."""
         set_scales(self.model_runner.get_model(), scales)
 
 
 def set_scales(model: nn.Module, scales: Sequence[float]) -> None:
-    """Write the rotations of every layer's scale into its own embedding, in place: captured CUDA graphs keep it.
+    """Write the rotations of every layer's scale into its own embedding, in place: captured CUDA graphs use the tensor.
 
     Raises:
-        ValueError: if layers share an embedding, as in a model that was loaded without scales: all of them would get
-            the last layer's scale.
+        ValueError: layers share an embedding, as in a model that was loaded without scales. All of them would get the
+            last layer's scale.
     """
     embeddings = _embeddings(model)
     distinct = {id(embedding) for embedding in embeddings}
@@ -79,11 +79,11 @@ def _layers(model: nn.Module) -> list[Any]:
 
 
 def _give_own_embeddings(model: nn.Module, count: int) -> None:
-    """Replace the embedding that vLLM shares between layers of equal settings by a copy for each.
+    """Give each layer its own copy of the embedding, which vLLM shares between layers of equal settings.
 
     Raises:
-        ValueError: if the model has other layers than its config says, or an embedding that cannot be scaled. vLLM
-            shows the message, and the engine does not start.
+        ValueError: the model has other layers than its config says, or an embedding that cannot be scaled. vLLM shows
+            the message, and the engine does not start.
     """
     layers = _layers(model)
     name = type(model).__name__
@@ -92,10 +92,10 @@ def _give_own_embeddings(model: nn.Module, count: int) -> None:
         raise ValueError(f"{name}: {len(layers)} layers with RoPE are here, but there are {count} scales")
     for layer in layers:
         shared = getattr(layer.self_attn, "rotary_emb", None)
-        # Other classes compute their rotations in ways of their own (YaRN, dynamic, several dimensions).
+        # Other classes compute their rotations differently (YaRN, dynamic, several dimensions).
         if not isinstance(shared, RotaryEmbedding) or not _has_plain_cache(shared):
             raise ValueError(f"{name}: positions of {type(shared).__name__} cannot be scaled by layer in vLLM")
-        # Latent attention has passed the shared embedding on, so that a copy here would change nothing.
+        # Latent attention has already passed on the shared embedding, so that a copy here would change nothing.
         if hasattr(layer.self_attn, "mla_attn"):
             raise ValueError(f"{name}: positions of latent attention cannot be scaled by layer in vLLM")
         layer.self_attn.rotary_emb = copy.deepcopy(shared)

@@ -4,5 +4,5 @@ from pos2distill.sampling.engines.vllm_rope import RopeScales, register
 
 __all__ = ["RopeScales"]
 
-# Here and not through the entry point alone: a checkout that is not installed has none.
+# Registered here too, because a checkout that is not installed has no entry point.
 register()

@@ -46,6 +46,7 @@ VALUES = st.recursive(
 )
 MANIFESTS = [manifest for name in ("onprem", "eks") for manifest in load_manifests(RENDERED / f"{name}.yaml") or []]
 SPEC = yaml.safe_load((PRESETS / "gke.yaml").read_text())
+PLAIN_JOB = load_job("nq_mistral_7b", ["data.path=gs://b/x"])
 JOB = load_job("nq_mistral_7b", ["data.path=gs://b/x", "runtime.trainers.workers=8"])
 
 
@@ -86,14 +87,12 @@ def test_render_never_fails_on_a_spec(tmp_path: Path, data: st.DataObject, value
             spec_warnings(spec, job)
 
 
-# A value at each field of the spec, since a random path rarely meets the field that a value breaks.
-@pytest.mark.parametrize(
-    "value", ["9" * 400, f"{'9' * 400}Gi", "9" * 6000, "1e308", "5e-324", "-1"], ids=lambda text: text[:10]
-)
+# Values at each field of the spec, since a random path rarely meets the field that a value breaks.
 @pytest.mark.parametrize("field", list(dotted_names(ClusterSpec)))
-def test_render_never_fails_on_a_field_of_a_spec(field: str, value: str) -> None:
-    with contextlib.suppress(UserError):
-        check(render(load_cluster("gke", [f"{field}={value}"]), load_job("nq_mistral_7b", ["data.path=gs://b/x"])))
+def test_render_never_fails_on_a_field_of_a_spec(field: str) -> None:
+    for value in ("9" * 400, f"{'9' * 400}Gi", "9" * 6000, "1e308", "5e-324", "-1"):
+        with contextlib.suppress(UserError):
+            check(render(load_cluster("gke", [f"{field}={value}"]), PLAIN_JOB))
 
 
 SNIPPETS = (

@@ -11,7 +11,7 @@ from cluster.entrypoint import make_entrypoint
 from cluster.job_command import load_job
 from cluster.spec import load_cluster
 from pos2distill.config import Recipe
-from pos2distill.config.load import load_recipe, make_recipe
+from pos2distill.config.load import load_recipe
 from pos2distill.config.read import RECIPES
 from tests.support.paths import PROJECT
 
@@ -67,10 +67,10 @@ def test_run_cluster_loads_the_recipe_once(monkeypatch: pytest.MonkeyPatch, caps
     loaded: list[Recipe] = []
 
     def counted(*arguments: Any, **options: Any) -> Recipe:
-        loaded.append(make_recipe(*arguments, **options))
+        loaded.append(load_recipe(*arguments, **options))
         return loaded[-1]
 
-    monkeypatch.setattr("pos2distill.config.load.make_recipe", counted)
+    monkeypatch.setattr("cluster.job_command.load_recipe", counted)
     assert run_cluster("render", "kind", ["quickstart"]).exit_code == 0
     assert "kind: RayJob" in capsys.readouterr().out
     assert len(loaded) == 1

@@ -332,7 +332,7 @@ def test_metric_must_fit_the_prompt(load: Callable[..., Recipe]) -> None:
             "data.train_candidates: 3 examples cannot give 300 to train on (data.train_examples)",
         ),
         (
-            "evaluation.retriever_ranks=[1, -1]",
+            "evaluation.retriever_ranks=[2, -1]",
             "evaluation.retriever_ranks: expected at most 20 numbers (data.documents), none of them negative and not",
         ),
         ("evaluation.retriever_ranks=[0, 0]", "evaluation.retriever_ranks: expected at most 20 numbers"),
@@ -932,6 +932,20 @@ def test_method_auto_slots_of_two_hops_are_one_less(load: Callable[..., Recipe])
     assert load(*auto, "method.auto_slots=19").study.method.auto_slots == 19
     with pytest.raises(UserError, match=r"method.auto_slots: 20 slots, but there are 19"):
         load(*auto, "method.auto_slots=20")
+
+
+def test_method_auto_slots_are_all_placements_of_few_documents(load: Callable[..., Recipe]) -> None:
+    """Two adjacent gold documents among six have five placements."""
+    settings = ["data.format=musique", "data.hops=[2]", "data.documents=6", "method.k=2"]
+    assert load(*settings, "method.advantageous_slot=auto").study.method.auto_slots == 5
+
+
+def test_method_k_is_at_most_the_trivial_placements_of_the_fewest_hops(load: Callable[..., Recipe]) -> None:
+    """Two of four documents in order have 12 placements, one of them advantageous; three have 24."""
+    settings = ["data.format=musique", "data.hops=[2, 3]", "data.documents=4"]
+    assert load(*settings, "method.k=11").study.method.k == 11
+    with pytest.raises(UserError, match=r"method.k: 12 trivial slots, but 4 documents have 11; lower method.k"):
+        load(*settings, "method.k=12")
 
 
 def test_evaluation_default_slots_are_at_most_those_available(load: Callable[..., Recipe]) -> None:

@@ -91,6 +91,21 @@ def test_drop_against_a_baseline() -> None:
     assert check(Gate(drop_above=2), baseline, baseline) == ["drop of the mean 0.0 is not above 2"]
 
 
+@pytest.mark.parametrize(
+    ("gate", "line"),
+    [
+        (Gate(mean_below=29), "mean 29.0 is not below 29"),
+        (Gate(drop_above=7), "drop of the mean 7.0 is not above 7"),
+    ],
+)
+def test_mean_and_drop_at_the_limit_pass(gate: Gate, line: str) -> None:
+    """In floating point, 29 of 100 are a little less than 29 points, and a drop from 36 a little more than 7."""
+    grid, baseline = grid_of((29,), 100), grid_of((36,), 100)
+    curve = to_curve(grid, bootstrap_samples=500, seed=0)
+    (passed,) = check_gate(gate, curve, grid, baseline, bootstrap_samples=500, seed=0)
+    assert (passed.line, passed.is_undecided) == (line, False)
+
+
 def test_drop_against_other_questions() -> None:
     with pytest.raises(ValueError, match="requires the same examples at the same slots"):
         check(Gate(drop_above=2), grid_of((4, 4), 4), grid_of((4, 4), 5))

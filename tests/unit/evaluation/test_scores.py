@@ -15,6 +15,7 @@ from pos2distill.evaluation.scores import (
     to_curve,
     to_grid,
 )
+from pos2distill.evaluation.statistics import accuracy_interval
 
 # Correctness of two examples at three slots.
 ROWS = [
@@ -227,6 +228,15 @@ def test_expected_accuracy_of_one_rank_is_as_certain_as_that_slot() -> None:
     curve = to_curve(grid, bootstrap_samples=100, seed=0)
     accuracy, interval = expected_accuracy(grid, (1,))
     assert (accuracy, *interval) == pytest.approx((3 / 8, *curve.accuracy_ci95[0]))
+
+
+def test_expected_accuracy_counts_as_many_answers_as_its_weights_allow() -> None:
+    """Weights of .9 and .1 are as certain as 1 / (.81 + .01) answers; the one wrong answer varies less than these."""
+    correct_ES = np.ones((60, 2))
+    correct_ES[0, 1] = 0
+    accuracy, interval = expected_accuracy(grid_of(correct_ES), (0.9, 0.1))
+    assert accuracy == pytest.approx(1 - 0.1 / 60)
+    assert interval == pytest.approx(accuracy_interval(correct_ES @ np.array([0.9, 0.1]), answers=1 / 0.82))
 
 
 def test_expected_accuracy_beyond_the_measured_slots_is_theirs() -> None:

@@ -222,6 +222,21 @@ def test_ratio_interval_leaves_out_examples_without_a_total() -> None:
     assert 0.2 <= low < 1.1 / 3 < high <= 0.5
 
 
+def test_ratio_interval_leaves_out_resamples_without_a_total() -> None:
+    """About one resample of 13 draws only the three examples without a total: (3/5)^5."""
+    part_E, total_E = np.array([0.0, 0.0, 0.0, 0.5, 0.9]), np.array([0.0, 0.0, 0.0, 1.0, 1.0])
+    with np.errstate(all="raise"):
+        interval = ratio_interval(part_E, total_E, bootstrap_samples=100, seed=0)
+    assert interval == pytest.approx((0.5, 0.9))
+
+
+def test_ratio_interval_is_pinned() -> None:
+    """Quantiles of 40 resamples, the outer of the two nearest ones."""
+    part_E, total_E = np.array([1.0, 2.5, 0.9, 2.1]), np.array([2.0, 5.0, 3.0, 3.0])
+    interval = ratio_interval(part_E, total_E, bootstrap_samples=40, seed=0)
+    assert interval == pytest.approx((0.3478920, 0.6639645), abs=1e-6)
+
+
 # --- power and quantiles
 
 

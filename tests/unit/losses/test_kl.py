@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pos2distill.losses.kl import forward_kl, mean_by_row, topk_kl
+from pos2distill.losses.kl import forward_kl, mean_by_row, reverse_kl, topk_kl
 
 
 def test_forward_kl_by_hand() -> None:
@@ -73,6 +73,40 @@ def test_forward_kl_gradient_is_student_minus_teacher() -> None:
 def test_forward_kl_names_unequal_shapes() -> None:
     with pytest.raises(ValueError, match=r"expected equal shapes, got teacher \(2, 3\), student \(2, 4\)"):
         forward_kl(torch.zeros(2, 3), torch.zeros(2, 4))
+
+
+# --- reverse_kl
+
+
+def test_reverse_kl_by_hand() -> None:
+    """q = (1/2, 1/2) and p = (1/4, 3/4): KL(q || p) is 1/2 ln 2 + 1/2 ln(2/3)."""
+    student, teacher = torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 3.0]]).log()
+    assert reverse_kl(student, teacher).item() == pytest.approx(math.log(2) / 2 + math.log(2 / 3) / 2)
+
+
+def test_reverse_kl_gradient_flows_to_the_student_only() -> None:
+    generator = torch.Generator().manual_seed(0)
+    student, teacher = (torch.randn(5, 7, generator=generator, requires_grad=True) for _ in range(2))
+    reverse_kl(student, teacher).sum().backward()
+    assert teacher.grad is None
+    assert student.grad is not None
+
+
+def test_reverse_kl_of_bfloat16_logits_is_the_forward_kl_of_swapped_models_in_float32() -> None:
+    """KL(student || teacher) is the forward KL in which the student is the teacher."""
+    student, teacher = (torch.randn(20, 50, generator=torch.Generator().manual_seed(s)).bfloat16() for s in (0, 1))
+    ours = reverse_kl(student, teacher)
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours, forward_kl(student, teacher), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_reverse_kl_of_equal_distributions_is_not_negative(seed: int) -> None:
+    """Logits that differ by a constant mean the same distribution; rounding alone would make some values negative."""
+    logits = torch.randn(50, 50, generator=torch.Generator().manual_seed(seed))
+    kl = reverse_kl(logits, logits + 3)
+    assert (kl >= 0).all()
+    assert kl.max() < 1e-4
 
 
 # --- topk_kl: the most likely tokens, and one bucket for the rest

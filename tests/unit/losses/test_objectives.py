@@ -60,6 +60,19 @@ def test_row_coefficients_of_adaptive_r2_by_hand() -> None:
     assert weights.tolist() == pytest.approx([(0.5 + 0.5) / 3, 0.5 / 3, (0.5 + 1.0) / 3])
 
 
+def test_row_coefficients_of_adaptive_r2_leave_anchors_out_of_the_mean() -> None:
+    """As above with an anchor row of 8 nats of excess, whose coefficient is lambda."""
+    loss, reference = torch.tensor([0.5, 0.1, 0.7, 9.0]), torch.tensor([0.2, 0.4, 0.1, 1.0])
+    slot = torch.tensor([1, 2, 3, ANCHOR])
+    weights = coefficients(loss, slot, reference, name="r2", k=1, weights="adaptive", anchor_weight=0.5)
+    assert weights.tolist() == pytest.approx([1 / 3, 1 / 6, 1 / 2, 0.5])
+
+
+def test_row_coefficients_of_r2_multiply_only_trivial_rows_by_k() -> None:
+    weights = coefficients(torch.zeros(3), torch.tensor([ANCHOR, 3, 5]), name="r2", k=2, anchor_weight=0.5)
+    assert weights.tolist() == pytest.approx([0.5, 1.0, 1.0])
+
+
 @pytest.mark.parametrize("excess", [0.0, 1e-6])
 def test_adaptive_weights_of_a_solved_batch_are_uniform(excess: float) -> None:
     """Also where rounding leaves one row above its reference."""

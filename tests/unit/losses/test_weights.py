@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pos2distill.losses.weights import position_weights
+from pos2distill.losses.weights import adaptive_weights, position_weights
 
 # Slots 3 and 7 are trivial, 0 is the anchor. Means .15 and .40: e^.15 / (e^.15 + e^.40) = .4378235.
 KL = torch.tensor([0.2, 0.1, 0.4, 0.05])
@@ -108,3 +108,10 @@ def test_position_weights_are_detached_and_float32() -> None:
 def test_position_weights_name_invalid_input(kl: Tensor, slot: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         position_weights(kl, slot, anchor=0, variant="paper")
+
+
+@pytest.mark.parametrize(("excess", "expected"), [(0.02, [0.75, 0.25]), (0.002, [0.525, 0.475])])
+def test_adaptive_weights_divide_by_at_least_a_hundredth_of_a_nat(excess: float, expected: list[float]) -> None:
+    """The mean excess is that, and then a tenth of it: (1 - e / .02 + excess / .02) / 2."""
+    weights = adaptive_weights(torch.tensor([excess, 0.0]), torch.zeros(2), torch.ones(2, dtype=torch.bool))
+    assert weights.tolist() == pytest.approx(expected)

@@ -76,6 +76,21 @@ def test_load_names_the_file_that_a_model_folder_lacks(
     assert "\n" not in str(caught.value)
 
 
+def test_load_tokenizer_silences_the_length_that_the_tokenizer_knows(
+    copy_model: Callable[..., ModelSection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts are compared with the model's context."""
+    model = copy_model()
+    path = Path(model.path, "tokenizer_config.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": 10}))
+    warnings: list[str] = []
+    monkeypatch.setattr("transformers.tokenization_utils_base.logger.warning", warnings.append)
+    tokenizer = load_tokenizer(model)
+    assert tokenizer.model_max_length == 10
+    assert len(tokenizer("a text of more than ten tokens")["input_ids"]) > 10
+    assert warnings == []
+
+
 def test_load_model_refuses_a_folder_without_safetensors(copy_model: Callable[..., ModelSection]) -> None:
     with pytest.raises(UserError, match="safetensors"):
         load_model(copy_model("model.safetensors"))

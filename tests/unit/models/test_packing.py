@@ -51,6 +51,14 @@ def test_collate_does_not_share_a_short_prefix() -> None:
     assert collate(prompts, [tokens(50)] * 2, group_ids=[7, 7]).packed.shared_lengths == (0, 0)
 
 
+@pytest.mark.parametrize(("common", "shared"), [(1, 0), (2, 2)])
+def test_collate_shares_a_prefix_of_an_eighth_of_its_row(common: int, shared: int) -> None:
+    """Of rows of 16 tokens, the response included."""
+    opening = list(range(1, 1 + common))
+    prompts = [np.asarray([*opening, *range(start, start + 15 - common)], np.int32) for start in (20, 40)]
+    assert collate(prompts, [tokens(50)] * 2, group_ids=[7, 7]).packed.shared_lengths == (0, shared)
+
+
 def test_collate_shares_nothing_between_groups() -> None:
     prompts, responses = [tokens(1, 2, 3, 4, 5)] * 5, [tokens(50)] * 5
     assert collate(prompts, responses).packed.shared_lengths == (0,) * 5

@@ -36,6 +36,10 @@ fuzz = settings(
 )
 
 
+# Of tests whose every example runs commands on a whole storage.
+fuzz_storages = settings(fuzz, max_examples=_MORE or 10)
+
+
 @pytest.fixture
 def dry_run(
     make_recipe: Callable[..., Recipe],
@@ -226,7 +230,7 @@ def _damage(content: bytes, data: st.DataObject) -> bytes | None:
     return {"list": b"[]", "object": b"{}"}.get(kind)
 
 
-@fuzz
+@fuzz_storages
 @given(data=st.data())
 def test_finished_stores(
     finished: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str], data: st.DataObject
@@ -256,7 +260,7 @@ def test_finished_stores(
         assert all(len(line) < 2000 for line in errors)
 
 
-@fuzz
+@fuzz_storages
 @given(data=st.data())
 def test_interrupted_evaluations(
     finished: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str], data: st.DataObject

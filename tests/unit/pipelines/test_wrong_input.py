@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 import os
@@ -322,6 +323,19 @@ SETTINGS = [
     ("model.path=/nowhere", "/nowhere: no such model folder (model.path)"),
     ("model.path=nowhere", "nowhere: no such model folder (model.path)"),
     ("model.path=no/where", "no/where: neither a folder nor a model that the hub provides"),
+    (
+        "model.path=me/llama@v1",
+        "me/llama@v1: neither a folder nor OWNER/NAME of a model on the hub (Repo id must use alphanumeric chars, '-', "
+        "'_' or '.'. The name cannot start or end with '-' or '.' and the maximum length is 96) (model.path); for a "
+        "revision, set model.path=me/llama and model.revision=v1",
+    ),
+    ("model.path=me/llama:v1", "; for a revision, set model.path=me/llama and model.revision=v1"),
+    ("model.path=me/lla--ma", "on the hub (Cannot have -- or .. in repo_id) (model.path)"),
+    ("model.path=me/llama.git", "on the hub (Repo_id cannot end by '.git') (model.path)"),
+    ("model.path=me/.llama", "me/.llama: neither a folder nor OWNER/NAME of a model on the hub ("),
+    ("model.path=me/lläma", "me/lläma: neither a folder nor OWNER/NAME of a model on the hub ("),
+    ("model.path='me/llama '", "me/llama : neither a folder nor OWNER/NAME of a model on the hub ("),
+    (f"model.path=me/{'a' * 97}", "a: neither a folder nor OWNER/NAME of a model on the hub ("),
     ("model.path=", "model.path: "),
     ("model.path=''", "model.path: expected a path or URL, got an empty text"),
     ("model.path=FOLDER/data.jsonl", "data.jsonl: is a file, expected a model folder"),
@@ -612,11 +626,21 @@ def test_names_of_cluster_specs_that_are_too_long_are_refused_in_one_line(
     assert len(line) < 1000
 
 
-def _zip(data: bytes) -> bytes:
-    with tempfile.NamedTemporaryFile() as file:
-        with zipfile.ZipFile(file, "w") as archive:
-            archive.writestr("data.jsonl", data)
-        return Path(file.name).read_bytes()
+def _zip(data: bytes, *names: str) -> bytes:
+    """A zip archive with the data under these names (of folders, nothing); default: `data.jsonl`."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in names or ("data.jsonl",):
+            archive.writestr(name, b"" if name.endswith("/") else data)
+    return file.getvalue()
+
+
+def _changed_zip(data: bytes, field: int, value: int) -> bytes:
+    """An archive with another byte in the header of its file; it is repeated in the archive's list, two bytes later."""
+    changed = bytearray(_zip(data))
+    changed[field] = value
+    changed[changed.find(b"PK\1\2") + field + 2] = value
+    return bytes(changed)
 
 
 GOLD = {"text": "x", "gold": True}
@@ -641,7 +665,9 @@ DATA: list[tuple[str, bytes, str]] = [
     ("x.jsonl", b"PAR1....PAR1", "cannot be opened ("),
     ("x.jsonl", b"ARROW1\0\0", "is an Arrow file"),
     ("x.jsonl", LINE.decode().encode("utf-16"), "is UTF-16; save it as UTF-8"),
-    ("x.jsonl", LINE.decode().encode("utf-16-be"), "error: "),
+    ("x.jsonl", LINE.decode().encode("utf-16-le"), "is UTF-16; save it as UTF-8"),
+    ("x.jsonl", LINE.decode().encode("utf-16-be"), "is UTF-16; save it as UTF-8"),
+    ("x.jsonl", LINE.decode().encode("utf-32"), "is UTF-32; save it as UTF-8"),
     ("x.jsonl", b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 2\n", "is a git-lfs pointer"),
     ("x.jsonl", b"<!DOCTYPE html><html>", "is a web page"),
     ("x.jsonl", b"%PDF-1.7", "is a PDF file"),
@@ -658,11 +684,19 @@ DATA: list[tuple[str, bytes, str]] = [
     ("x.jsonl.xz", LINE, "is not a complete xz file"),
     ("x.jsonl.xz", lzma.compress(LINE * 100)[:-20], "broken xz after line 100"),
     ("x.jsonl.zip", LINE, "is not a zip file despite its name"),
-    ("x.jsonl.zip", _zip(LINE)[:-20], "error: "),
+    ("x.jsonl.gz", gzip.compress(LINE)[:-8] + bytes(8), "broken gzip (CRC check failed"),
+    ("x.jsonl.gz", gzip.compress(LINE) + b"more", "broken gzip (other bytes follow its end); fetch the file again"),
+    ("x.jsonl.zip", _zip(LINE)[:-20], "broken zip (File is not a zip file); fetch the file again"),
+    ("x.jsonl.zip", _zip(LINE).replace(b'"x"', b'"y"'), "broken zip (Bad CRC-32"),
+    ("x.jsonl.zip", _zip(LINE, "folder/"), "expected a zip archive of one file, found none; extract"),
+    ("x.jsonl.zip", _zip(LINE, "a", "b"), "expected a zip archive of one file, found 2: a, b; extract"),
+    ("x.jsonl.zip", _changed_zip(LINE, 6, 1), "data.jsonl in it is encrypted; extract it"),
+    ("x.jsonl.zip", _changed_zip(LINE, 8, 99), "cannot be opened (That compression method is not supported); extract"),
     # Lines and records.
     ("x.jsonl", b"{", "line 1: not valid JSON"),
     ("x.jsonl", LINE + LINE[:40], "line 2: not valid JSON"),
-    ("x.jsonl", LINE + b"\xff\n", "line 2: not UTF-8"),
+    ("x.jsonl", LINE + b"\xff\n", "line 2: not UTF-8 (invalid start byte at byte 0); save the file as UTF-8"),
+    ("x.jsonl", LINE + b"\xef\xbb\xbf" + LINE, "line 2: a byte-order mark at column 1; remove it"),
     ("x.jsonl", b"1\n", "line 1: expected a JSON object, got int"),
     ("x.jsonl", b"null\n", "line 1: expected a JSON object"),
     ("x.jsonl", b'{"a": ' * 5000, "line 1: nested too deeply"),
@@ -796,6 +830,10 @@ def _sharded(index: Any) -> Callable[[Path], None]:
     return change
 
 
+def _to_adapter(folder: Path) -> None:
+    (folder / "config.json").rename(folder / "adapter_config.json")
+
+
 MODELS: dict[str, tuple[Callable[[Path], None], str]] = {
     "no weights": (_remove("model.safetensors"), "holds no weights in safetensors format"),
     "weights of git-lfs": (_write("model.safetensors", LFS), "run `git lfs pull` in the model folder"),
@@ -885,6 +923,23 @@ MODELS: dict[str, tuple[Callable[[Path], None], str]] = {
         "chat template cannot be used",
     ),
     "generation config of text": (_write("generation_config.json", b"hello"), "generation_config.json: expected"),
+    "generation config with an end of text": (
+        _write("generation_config.json", b'{"eos_token_id": "x"}'),
+        "generation_config.json: expected as eos_token_id a whole number from 0 to 299, or a list of them, got 'x'",
+    ),
+    "generation config with an end beyond the vocabulary": (
+        _write("generation_config.json", b'{"eos_token_id": [4, 300]}'),
+        "or a list of them, got [4, 300]; correct it",
+    ),
+    "generation config with an end of true": (
+        _write("generation_config.json", b'{"eos_token_id": true}'),
+        "or a list of them, got True; correct it",
+    ),
+    "config with padding beyond the vocabulary": (
+        _json("config.json", pad_token_id=5000),
+        "config.json: pad_token_id 5000 is none of the 300 tokens; correct it",
+    ),
+    "an adapter": (_to_adapter, "is an adapter (adapter_config.json); merge it into its base model"),
     "generation config of a list": (_write("generation_config.json", b"[]"), "generation_config.json: expected"),
 }
 

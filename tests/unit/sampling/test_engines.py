@@ -1,7 +1,6 @@
 import asyncio
-import itertools
-import time
-from collections.abc import AsyncIterator
+import selectors
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ from pos2distill.sampling.engines import build_engine
 from pos2distill.sampling.engines.fake import FakeEngine
 from pos2distill.sampling.engines.hf import HfEngine, SeededGumbel, group_by_length
 from pos2distill.sampling.engines.protocol import Completion, Engine, EngineDied, Failure, SamplingParams
-from pos2distill.sampling.engines.vllm import VllmEngine
+from pos2distill.sampling.engines.vllm import VllmClasses, VllmEngine
 from tests.support.engines import hf_engine
 
 NEVER = (299,)  # a token that the model never generates after the prompts below
@@ -314,14 +313,18 @@ def test_fake_engine_has_uniform_top_k() -> None:
 
 
 def test_fake_engine_calls_overlap() -> None:
-    engine = FakeEngine(FakeSection(delay_s=0.2))
+    engine = FakeEngine(FakeSection(delay_s=60))
 
-    async def generate_five() -> None:
-        await asyncio.gather(*(engine.generate([np.arange(5, dtype=np.int32)], greedy(3), [0]) for _ in range(5)))
+    async def start_five() -> None:
+        prompt = np.arange(5, dtype=np.int32)
+        calls = [asyncio.create_task(engine.generate([prompt], greedy(3), [0])) for _ in range(5)]
+        await asyncio.sleep(0)  # each of them runs until it waits
+        assert engine.calls == 5
+        assert not any(call.done() for call in calls)
+        for call in calls:
+            call.cancel()
 
-    start = time.monotonic()
-    asyncio.run(generate_five())
-    assert 0.2 <= time.monotonic() - start < 0.8
+    asyncio.run(start_five())
 
 
 def test_build_engine_builds_the_configured_engine(model: ModelSection) -> None:
@@ -331,6 +334,24 @@ def test_build_engine_builds_the_configured_engine(model: ModelSection) -> None:
     assert isinstance(built, FakeEngine)
     assert built.settings.reply_tokens == 2
     built.shutdown()
+
+
+class RequestError(Exception):
+    """Stands for vLLM's, of a prompt that it cannot use."""
+
+
+class EngineError(Exception):
+    """Stands for vLLM's, of whatever else goes wrong."""
+
+
+VLLM_CLASSES = VllmClasses(
+    params=SimpleNamespace,
+    prompt=SimpleNamespace,
+    output_kind=SimpleNamespace(FINAL_ONLY=1),
+    request_errors=(RequestError,),
+    engine_error=EngineError,
+    dead_error=KeyError,
+)
 
 
 class StubbedVllm:
@@ -346,36 +367,23 @@ class StubbedVllm:
         return True
 
 
-def vllm_engine_with(scales: tuple[float, ...]) -> Any:
-    """Our engine around the stub, as if it was built with these scales. It answers no prompts, but an empty list."""
-    engine: Any = VllmEngine.__new__(VllmEngine)
-    engine.engine, engine._scales = StubbedVllm(), scales
-    engine._dead_error, engine._loop = EngineDied, None
-    engine._calls, engine._calls_changed = 0, asyncio.Condition()
-    engine._stall_s, engine._deadlines = 60.0, set()
-    return engine
+def vllm_engine(vllm: Any, *, scales: tuple[float, ...] = (), stall_s: float = 60.0) -> VllmEngine:
+    """Our engine around a stand-in for vLLM's, as if that was built with these scales."""
+    return VllmEngine(vllm, VLLM_CLASSES, scales=scales, stall_s=stall_s)
 
 
 def test_vllm_engine_without_scales_refuses_to_change_them() -> None:
     """Its layers share one table of rotations, so all of them would get the last layer's scale."""
     scaled = replace(greedy(3), rope_scales=(1.0, 1.5))
-    plain = vllm_engine_with(())
+    plain = vllm_engine(StubbedVllm())
     with pytest.raises(ValueError, match=r"^this engine was built without RoPE scales, .* build it with some$"):
         generate(plain, [], scaled, [])
     assert plain.engine.calls == []
     assert generate(plain, [], greedy(3), []) == []
 
-    engine = vllm_engine_with((1.0, 1.0))
+    engine = vllm_engine(StubbedVllm(), scales=(1.0, 1.0))
     assert generate(engine, [], scaled, []) == []
     assert engine.engine.calls == [("set_rope_scales", ([1.0, 1.5],))]
-
-
-class RequestError(Exception):
-    """Stands for vLLM's, of a prompt that it cannot use."""
-
-
-class EngineError(Exception):
-    """Stands for vLLM's, of whatever else goes wrong."""
 
 
 @dataclass
@@ -391,13 +399,8 @@ class FailingVllm:
         yield SimpleNamespace(outputs=[SimpleNamespace(finish_reason=fault, token_ids=[7, 2], logprobs=None)])
 
 
-def failing_vllm_engine(*faults: Any) -> Any:
-    engine = vllm_engine_with(())
-    engine.engine = FailingVllm(list(faults))
-    engine._params_class, engine._prompt_class = SimpleNamespace, SimpleNamespace
-    engine._output_kind, engine._request_numbers = SimpleNamespace(FINAL_ONLY=1), itertools.count()
-    engine._dead_error, engine._request_errors, engine._engine_error = KeyError, (RequestError,), EngineError
-    return engine
+def failing_vllm_engine(*faults: Any) -> VllmEngine:
+    return vllm_engine(FailingVllm(list(faults)))
 
 
 def caused_by(cause: Exception) -> EngineError:
@@ -426,6 +429,27 @@ def test_vllm_engine_fails_a_prompt_that_it_cannot_use_at_once(fault: Exception,
     assert generate(engine, prompts[:1], greedy(3), [0]) == [Failure("RequestError: too long")]
 
 
+class SkippingSelector(selectors.SelectSelector):
+    """Lets an event loop's clock jump over the time that it would wait."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        ready = super().select(0)
+        if not ready:
+            self.now += timeout or 0.0
+        return ready
+
+
+def run_without_waiting(coroutine: Coroutine[Any, Any, list[Any]]) -> list[Any]:
+    """As `asyncio.run`, on a clock of its own, so that a busy machine changes no duration."""
+    selector = SkippingSelector()
+    loop = asyncio.SelectorEventLoop(selector)
+    loop.time = lambda: selector.now  # type: ignore[method-assign]
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        return runner.run(coroutine)
+
+
 @dataclass
 class SlowVllm:
     """Answers one prompt after another, each after this many seconds; `stuck` and all later ones never."""
@@ -440,16 +464,14 @@ class SlowVllm:
         yield SimpleNamespace(outputs=[SimpleNamespace(finish_reason="stop", token_ids=[7, 2], logprobs=None)])
 
 
-def slow_vllm_engine(*, stuck: int) -> Any:
-    engine = failing_vllm_engine()
-    engine.engine, engine._stall_s = SlowVllm(0.3, stuck), 1.2
-    return engine
+def slow_vllm_engine(*, stuck: int) -> VllmEngine:
+    return vllm_engine(SlowVllm(0.3, stuck), stall_s=1.2)
 
 
 def test_vllm_engine_that_finishes_answers_may_take_as_long_as_it_needs(prompts: list[Tokens]) -> None:
     """Six answers take 1.8 s, and one must be finished every 1.2 s."""
     engine = slow_vllm_engine(stuck=6)
-    results = generate(engine, prompts[:1] * 6, greedy(3), list(range(6)))
+    results = run_without_waiting(engine.generate(prompts[:1] * 6, greedy(3), list(range(6))))
     assert [result.token_ids.tolist() for result in results] == [[7, 2]] * 6
     assert not engine._deadlines
 
@@ -461,6 +483,6 @@ def test_vllm_engine_that_finishes_no_answer_counts_as_dead(prompts: list[Tokens
         calls = [engine.generate(prompts[:1] * 2, greedy(3), [0, 1]) for _ in range(2)]
         return await asyncio.gather(*calls, return_exceptions=True)
 
-    results = asyncio.run(two_calls(slow_vllm_engine(stuck=1)))
+    results = run_without_waiting(two_calls(slow_vllm_engine(stuck=1)))
     message = "vLLM finished no answer in 0.02 minutes (runtime.vllm.stall_minutes; raise it if answers take longer)"
     assert [(type(result), str(result)) for result in results] == [(EngineDied, message)] * 2

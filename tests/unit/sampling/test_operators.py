@@ -17,9 +17,9 @@ import pytest
 from pos2distill.config import Recipe
 from pos2distill.errors import TransientError, UserError
 from pos2distill.models.load import load_tokenizer
-from pos2distill.records import ANSWER_SCHEMA, EXAMPLE_SCHEMA, Tokens, example_tables
+from pos2distill.records import EXAMPLE_SCHEMA, RESPONSE_SCHEMA, Tokens, example_tables
 from pos2distill.sampling.engines.protocol import Completion, EngineDied, Failure, GenerationResult, SamplingParams
-from pos2distill.sampling.generate import Generate, require_answers
+from pos2distill.sampling.generate import Generate, require_responses
 from pos2distill.sampling.operators import read_examples, store_samples, to_predictions
 from pos2distill.sampling.prompting import PromptSpec, build_prompts, prompt_builder, show_teacher_prompts
 from pos2distill.store.artifacts import Artifact
@@ -57,7 +57,7 @@ def answer(recipe: Recipe, batch: pa.Table, *, stored_top_k: int = 0) -> list[di
     params = SamplingParams(0.0, 1.0, 8, (4,), stored_top_k)
     generate = Generate(recipe.study, recipe.runtime, params, candidates=recipe.study.sampling.candidates)
     table = asyncio.run(generate(batch))
-    assert table.schema == ANSWER_SCHEMA
+    assert table.schema == RESPONSE_SCHEMA
     return table.to_pylist()
 
 
@@ -139,26 +139,26 @@ def test_generate_records_failures_of_the_engine(make_batch: Callable[..., tuple
     assert [row["example_id"] for row in rows] == batch["example_id"].to_pylist()
 
 
-def test_require_answers_refuses_a_failure(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
+def test_require_responses_refuses_a_failure(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
     recipe, batch = make_batch(runtime={"fake": {"fail_every": 2}})
     rows = answer(recipe, batch)
     failed = [row["example_id"] for row in rows if row["outcome"] == "failed"]
     assert 0 < len(failed) < len(rows)
-    answers = pa.Table.from_pylist(rows, schema=ANSWER_SCHEMA)
+    responses = pa.Table.from_pylist(rows, schema=RESPONSE_SCHEMA)
     message = f"^example {failed[0]}: the engine gave no answer \\(the fake engine fails at every"
     with pytest.raises(UserError, match=message):
-        require_answers(answers)
+        require_responses(responses)
     # Of a server that may answer another time.
     passing = [{**row, "outcome": "unanswered"} if row["outcome"] == "failed" else row for row in rows]
     with pytest.raises(TransientError, match=message):
-        require_answers(pa.Table.from_pylist(passing, schema=ANSWER_SCHEMA))
-    one_lasts = pa.Table.from_pylist([*passing, *rows], schema=ANSWER_SCHEMA)
+        require_responses(pa.Table.from_pylist(passing, schema=RESPONSE_SCHEMA))
+    one_lasts = pa.Table.from_pylist([*passing, *rows], schema=RESPONSE_SCHEMA)
     with pytest.raises(UserError, match=message) as caught:
-        require_answers(one_lasts)
+        require_responses(one_lasts)
     assert not isinstance(caught.value, TransientError)
-    kept = to_predictions(answers)
+    kept = to_predictions(responses)
     assert kept["example_id"].to_pylist() == [row["example_id"] for row in rows if row["outcome"] != "failed"]
-    require_answers(answers.filter(pc.field("outcome") != "failed"))
+    require_responses(responses.filter(pc.field("outcome") != "failed"))
 
 
 def test_build_prompts_leaves_out_answered_prompts(make_recipe: Callable[..., Recipe]) -> None:
@@ -303,14 +303,14 @@ def test_build_prompts_on_policy_shows_each_sample_at_its_slots(make_recipe: Cal
     assert prompts["slots"].to_pylist() == [[3], list(slots[0][1]), list(slots[1][0]), [3]]
     assert prompts["example"].to_pylist() == table.to_pylist()
     # The advantageous prompt of the same example, whatever was answered; nothing where there was no answer.
-    answers = ANSWER_SCHEMA.empty_table().to_pylist()
+    responses = RESPONSE_SCHEMA.empty_table().to_pylist()
     for row, outcome in zip(prompts.to_pylist(), ("kept", "wrong", "failed", "kept"), strict=True):
-        answers.append({name: row.get(name) for name in ANSWER_SCHEMA.names} | {"outcome": outcome})
-    shown = show_teacher_prompts(pa.Table.from_pylist(answers, schema=ANSWER_SCHEMA), study)
+        responses.append({name: row.get(name) for name in RESPONSE_SCHEMA.names} | {"outcome": outcome})
+    shown = show_teacher_prompts(pa.Table.from_pylist(responses, schema=RESPONSE_SCHEMA), study)
     first, _, _, last = prompts["prompt_ids"].to_pylist()
     assert shown["prompt_ids"].to_pylist() == [first, first, [], last]
     assert shown["slots"].to_pylist() == prompts["slots"].to_pylist()
-    assert shown.schema == ANSWER_SCHEMA
+    assert shown.schema == RESPONSE_SCHEMA
 
 
 class Counter:

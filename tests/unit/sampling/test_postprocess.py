@@ -272,6 +272,23 @@ def test_process_text_leaves_out_the_thought() -> None:
     assert process_text(nothing, ["42"], metric="sub_em", opening="<think>").outcome == "empty"
 
 
+@pytest.mark.parametrize(
+    ("result", "text", "correct", "outcome"),
+    [
+        (TextCompletion("42\n43", "stop", None, None), "42", True, "kept"),
+        (TextCompletion("43", "stop", None, None), "43", False, "kept"),
+        (TextCompletion(" \n", "stop", None, None), "", False, "empty"),
+        (Failure("content filter", is_refusal=True), "", False, "refused"),
+        (Failure("timed out", is_transient=True), "", False, "unanswered"),
+        (Failure("context too long"), "", False, "failed"),
+    ],
+)
+def test_process_text_outcomes(result: TextCompletion | Failure, text: str, correct: bool, outcome: str) -> None:
+    processed = process_text(result, ["42"], metric="sub_em")
+    assert (processed.truncated_text, processed.correct, processed.outcome) == (text, correct, outcome)
+    assert (processed.response_ids.tolist(), processed.top) == ([], None)
+
+
 def test_response_processor_cuts_a_long_thought_in_little_time(tokenizer: PreTrainedTokenizerBase) -> None:
     """A thought has thousands of tokens, so that a cut that decodes once for each of them takes minutes."""
     text = f"<think>{'Is it 42? ' * 3000}</think>42\n43"

@@ -18,42 +18,37 @@ pytestmark = pytest.mark.xdist_group("reaper")
 PROJECT = Path(__file__).parents[3]
 
 # Starts a child before the reaper and two after it: one in a session of its own that has a child itself, one forked.
-# Sleeps until the reaper has scanned the processes, then prints all pids: before, child, grandchild, forked, reaper.
+# Prints all pids: before, child, grandchild, forked, reaper. Ends once its input does.
 PARENT = """
 import os, subprocess, sys, time
 from pos2distill.sampling.reaper import start_reaper
+log = sys.argv[1]
 sleeper = [sys.executable, "-S", "-c", "import time; time.sleep(300)"]
 nested = "import subprocess, sys, time; print(subprocess.Popen({sleeper}).pid, flush=True); time.sleep(300)"
 before = subprocess.Popen(sleeper)
-helper = start_reaper()
-assert start_reaper() is helper
+helper = start_reaper(log)
+assert start_reaper(log) is helper
 child = subprocess.Popen([sys.executable, "-S", "-c", nested.format(sleeper=sleeper)],
                          start_new_session=True, stdout=subprocess.PIPE)
 grandchild = int(child.stdout.readline())
 if not (forked := os.fork()):
     time.sleep(300)
     os._exit(0)
-time.sleep(2)
 print(before.pid, child.pid, grandchild, forked, helper.pid, flush=True)
-if sys.argv[1:] == ["end"]:
-    sys.exit()
-time.sleep(300)
+sys.stdin.read()
 """
 
 SHARED_MEMORY_PARENT = """
-import time
+import sys, time
 from multiprocessing import get_context, shared_memory
 from pos2distill.sampling.reaper import start_reaper
-start_reaper()
+start_reaper(sys.argv[1])
 memory = shared_memory.SharedMemory(create=True, size=1000)
 process = get_context("spawn").Process(target=time.sleep, args=(300,))
 process.start()
-time.sleep(2)
 print(memory.name, process.pid, flush=True)
 time.sleep(300)
 """
-
-Parent = subprocess.Popen[str]
 
 
 def alive(pid: int) -> bool:
@@ -61,42 +56,63 @@ def alive(pid: int) -> bool:
     return pid in table and not table[pid].dead
 
 
-def wait_until(true: Callable[[], bool], seconds: float = 20) -> bool:
+def wait_until(true: Callable[[], bool], seconds: float = 60) -> bool:
     end = time.monotonic() + seconds
     while not true() and time.monotonic() < end:
         time.sleep(0.1)
     return true()
 
 
-def start_parent(script: str, *arguments: str) -> Parent:
-    return subprocess.Popen([sys.executable, "-c", script, *arguments], cwd=PROJECT, stdout=subprocess.PIPE, text=True)
+class Parent:
+    """A process that starts a reaper, which appends a byte to `log` after each scan."""
 
+    def __init__(self, script: str, log: Path) -> None:
+        self.log = log
+        log.touch()
+        command = [sys.executable, "-c", script, str(log)]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, cwd=PROJECT, stdin=pipe, stdout=pipe, text=True)
+        assert self.process.stdin
+        assert self.process.stdout
+        self.input, self.output = self.process.stdin, self.process.stdout
 
-def read_line(parent: Parent) -> list[str]:
-    assert parent.stdout is not None
-    return parent.stdout.readline().split()
+    def read_line(self) -> list[str]:
+        return self.output.readline().split()
+
+    def wait_for_scans(self, count: int) -> None:
+        """Wait until so many more scans have ended. All but the first of them have begun after this call."""
+        enough = self.log.stat().st_size + count
+        assert wait_until(lambda: self.log.stat().st_size >= enough)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.input.close()
+        self.output.close()  # not read to its end, since a child of a test that has failed may hold it open
 
 
 @pytest.fixture(scope="module")
-def parents() -> Iterator[dict[str, Parent]]:
-    """One parent for each test. All of them start at once, so that their sleeps overlap."""
-    started = {name: start_parent(PARENT, name) for name in ("SIGKILL", "SIGTERM", "end", "orphan")}
-    started["shared memory"] = start_parent(SHARED_MEMORY_PARENT)
+def parents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Parent]]:
+    """One parent for each test. All of them start at once, which takes as long as one."""
+    folder = tmp_path_factory.mktemp("scans")
+    started = {name: Parent(PARENT, folder / name) for name in ("SIGKILL", "SIGTERM", "end", "orphan")}
+    started["shared memory"] = Parent(SHARED_MEMORY_PARENT, folder / "shared-memory")
     yield started
     for parent in started.values():
-        parent.kill()
-        parent.wait()
-        assert parent.stdout is not None
-        parent.stdout.close()  # not read to its end, since a child of a test that has failed may hold it open
+        parent.close()
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "end"])
 def test_start_reaper_kills_later_processes_with_their_parent(parents: dict[str, Parent], how: str) -> None:
-    before, *started, helper = map(int, read_line(parents[how]))
+    parent = parents[how]
+    before, *started, helper = map(int, parent.read_line())
     try:
-        if how != "end":
-            assert all(map(alive, [before, *started, helper]))
-            parents[how].send_signal(getattr(signal, how))
+        parent.wait_for_scans(2)
+        assert all(map(alive, [before, *started, helper]))
+        if how == "end":
+            parent.input.close()
+        else:
+            parent.process.send_signal(getattr(signal, how))
         assert wait_until(lambda: not any(map(alive, [*started, helper])))
         assert alive(before)
     finally:
@@ -105,12 +121,13 @@ def test_start_reaper_kills_later_processes_with_their_parent(parents: dict[str,
 
 def test_start_reaper_kills_nothing_while_the_parent_lives(parents: dict[str, Parent]) -> None:
     parent = parents["orphan"]
-    before, child, grandchild, *_ = map(int, read_line(parent))
+    before, child, grandchild, *_ = map(int, parent.read_line())
     try:
+        parent.wait_for_scans(2)
         os.kill(child, signal.SIGKILL)  # its child, which the reaper already knows, is an orphan now
-        time.sleep(1.5)  # three scans
+        parent.wait_for_scans(3)
         assert alive(grandchild)
-        parent.kill()
+        parent.process.kill()
         assert wait_until(lambda: not alive(grandchild))
     finally:
         os.kill(before, signal.SIGKILL)
@@ -119,12 +136,13 @@ def test_start_reaper_kills_nothing_while_the_parent_lives(parents: dict[str, Pa
 def test_kill_lets_the_resource_tracker_remove_shared_memory(parents: dict[str, Parent]) -> None:
     """Python's own resource tracker is among the descendants of the parent."""
     parent = parents["shared memory"]
-    name, child = read_line(parent)
+    name, child = parent.read_line()
+    parent.wait_for_scans(2)
     memory = Path("/dev/shm", name)
-    started = reaper.descendants([parent.pid], reaper.read_processes())
+    started = reaper.descendants([parent.process.pid], reaper.read_processes())
     assert len(started) == 3  # the reaper, the tracker, the child
     assert memory.exists()
-    parent.kill()
+    parent.process.kill()
     assert wait_until(lambda: not any(map(alive, started)))
     assert int(child) in started
     assert not memory.exists()

@@ -8,7 +8,7 @@ from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
 from pos2distill.models.hidden_states import hidden_to_bytes
 from pos2distill.models.load import load_model
-from pos2distill.records import ANSWER_SCHEMA, Tokens
+from pos2distill.records import RESPONSE_SCHEMA, Tokens
 from pos2distill.sampling.teacher_encoder import TeacherEncoder
 
 
@@ -67,7 +67,7 @@ def test_teacher_encoder_adds_the_states_of_kept_responses(tiny_model_path: str)
             {"outcome": "kept", "prompt_ids": [11, 12, 13], "response_ids": [14, 15]},
             {"outcome": "failed", "prompt_ids": [], "response_ids": []},
         ],
-        schema=pa.schema([ANSWER_SCHEMA.field(name) for name in ("outcome", "prompt_ids", "response_ids")]),
+        schema=pa.schema([RESPONSE_SCHEMA.field(name) for name in ("outcome", "prompt_ids", "response_ids")]),
     )
     (expected_TH,) = teacher.encode([np.asarray([11, 12, 13], np.int32)], [np.asarray([14, 15], np.int32)])
     encoded = teacher(answers)

@@ -54,6 +54,12 @@ def write_holder(storage: str, **changes: Any) -> None:
     fs.pipe_file(path, json.dumps(holder | changes).encode())
 
 
+def beat_of(storage: str) -> int:
+    """How often the holder has renewed its lease."""
+    fs, path = lease_file(storage)
+    return int(json.loads(fs.cat_file(path))["beat"])
+
+
 def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
     end = time.monotonic() + seconds
     while not condition():
@@ -66,7 +72,7 @@ def test_hold_lease_writes_renews_and_removes_the_file(claimed: str) -> None:
     with hold_lease(claimed, period=LIVE_PERIOD):
         first = json.loads(fs.cat_file(path))
         assert (first["pid"], first["period"], first["beat"]) == (os.getpid(), LIVE_PERIOD, 0)
-        wait_for(lambda: json.loads(fs.cat_file(path))["beat"] >= 1)
+        wait_for(lambda: beat_of(claimed) >= 1)
     assert not fs.exists(path)
     with pytest.raises(RuntimeError), hold_lease(claimed, period=LIVE_PERIOD):
         raise RuntimeError
@@ -88,11 +94,12 @@ def test_hold_lease_waits_until_the_holder_ends(claimed: str, capsys: pytest.Cap
             events.append("second")
 
     waiting = threading.Thread(target=second)
-    with hold_lease(claimed, period=LIVE_PERIOD):
+    with hold_lease(claimed, period=STEADY_PERIOD):
         fs, path = lease_file(claimed)
         since = json.loads(fs.cat_file(path))["since"]
         waiting.start()
-        time.sleep(8 * LIVE_PERIOD)  # a holder that does not renew is dead after 6 periods
+        # A holder that does not renew is dead after 6 periods.
+        wait_for(lambda: beat_of(claimed) > MISSED_PERIODS, seconds=60)
         events.append("first")
     waiting.join()
     assert events == ["first", "second"]
@@ -136,7 +143,13 @@ def test_remove_keeps_a_file_that_replaced_the_dead_holders_on_disk(
     write_holder(storage, machine=lease._machine_id(), pid=pid_of_ended_process())
     paused, resumed, removed = threading.Event(), threading.Event(), threading.Event()
     events: list[str] = []
-    remove = lease._remove
+    read, remove = lease._read, lease._remove
+    reads_of_late: list[str] = []
+
+    def count_and_read(fs: Any, path: str) -> bytes | None:
+        if threading.current_thread().name == "late":
+            reads_of_late.append(path)
+        return read(fs, path)
 
     def pause_then_remove(*args: Any) -> None:
         if threading.current_thread().name == "late":
@@ -146,19 +159,22 @@ def test_remove_keeps_a_file_that_replaced_the_dead_holders_on_disk(
         if threading.current_thread().name == "late":
             removed.set()
 
+    monkeypatch.setattr(lease, "_read", count_and_read)
     monkeypatch.setattr(lease, "_remove", pause_then_remove)
 
     def drive() -> None:
-        with hold_lease(storage, period=LIVE_PERIOD):
+        with hold_lease(storage, period=STEADY_PERIOD):
             events.append("late")
 
     late = threading.Thread(target=drive, name="late")
     late.start()
     assert paused.wait(30)
-    with hold_lease(storage, period=LIVE_PERIOD):
+    with hold_lease(storage, period=STEADY_PERIOD):
         resumed.set()
         assert removed.wait(30)
-        time.sleep(3 * LIVE_PERIOD)  # a driver that finds no file creates its own at once
+        # A driver that finds no file creates its own at once, and then reads it only once more.
+        before = len(reads_of_late)
+        wait_for(lambda: len(reads_of_late) >= before + 3)
         events.append("first")
     late.join()
     assert events == ["first", "late"]
@@ -214,20 +230,27 @@ def test_hold_lease_takes_over_from_a_holder_that_does_not_renew(
     )
 
 
-def test_is_gone_of_another_users_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hold_lease_waits_for_another_users_process(claimed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which may not be signalled, and so exists."""
+
     def refuse(pid: int, number: int) -> None:
         raise PermissionError
 
     monkeypatch.setattr(os, "kill", refuse)
-    assert not lease._is_gone(lease._Holder("o", "here", lease._machine_id(), 1, "noon", PERIOD, MISSED_PERIODS))
+    write_holder(claimed, machine=lease._machine_id(), pid=1)
+    start = time.monotonic()
+    with hold_lease(claimed, period=PERIOD):
+        assert time.monotonic() - start > 5 * PERIOD
 
 
-def test_machine_id_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hold_lease_names_the_host_where_there_is_no_proc(claimed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: str) -> str:
         raise FileNotFoundError(path)
 
     monkeypatch.setattr(os, "readlink", refuse)
-    assert lease._machine_id() == socket.gethostname()
+    fs, path = lease_file(claimed)
+    with hold_lease(claimed, period=LIVE_PERIOD):
+        assert json.loads(fs.cat_file(path))["machine"] == socket.gethostname()
 
 
 def test_hold_lease_reports_that_another_run_took_over(claimed: str) -> None:
@@ -409,7 +432,7 @@ def test_hold_lease_is_kept_until_the_work_ends_that_its_body_left_behind(claime
         threading.Thread(target=work, args=[held]).start()
         assert started.wait(30)
     assert fs.exists(path)
-    wait_for(lambda: json.loads(fs.cat_file(path))["beat"] >= 1)  # it is renewed
+    wait_for(lambda: beat_of(claimed) >= 1)  # it is renewed
     ends.set()
     wait_for(lambda: not fs.exists(path))
 
@@ -465,7 +488,7 @@ def test_hold_lease_keeps_a_holder_whose_clock_jumps(tmp_path: Path) -> None:
         clock.jump(jump)
         assert abs(holder.time() - before - jump) < 600  # the clock does jump
         with pytest.raises(queue.Empty):
-            lines.get(timeout=8 * STEADY_PERIOD)  # a holder that does not renew is dead after 6 periods
+            lines.get(timeout=3 * STEADY_PERIOD)  # both look at their clocks five times a period
     holder.input.close()
     assert lines.get(timeout=20) == "holds"
     assert holder.process.wait(20) == 0
@@ -479,9 +502,10 @@ def test_hold_lease_keeps_a_holder_that_was_paused(tmp_path: Path) -> None:
     holder.line()
     assert holder.line() == "holds"
     holder.process.send_signal(signal.SIGSTOP)
-    time.sleep(8 * LIVE_PERIOD)
+    time.sleep(8 * LIVE_PERIOD)  # longer than a holder may be silent
+    before = beat_of(str(tmp_path))
     holder.process.send_signal(signal.SIGCONT)
-    time.sleep(4 * LIVE_PERIOD)
+    wait_for(lambda: beat_of(str(tmp_path)) >= before + 4)
     holder.input.close()
     assert holder.process.wait(20) == 0
 

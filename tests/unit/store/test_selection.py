@@ -37,6 +37,12 @@ def test_selection_expects_unknown_answers_to_be_kept_as_often_as_known_ones() -
     assert nothing_known(3, wanted=4).likely_end == 3
 
 
+def test_selection_expects_whole_answers_although_rates_are_rounded() -> None:
+    """None of 9 is kept, a rate of .1: ten unknown ones are enough, though in floating point they add up to .9999."""
+    known_N = np.arange(25) < 9
+    assert Selection(known_N, np.zeros(25, bool), wanted=1).likely_end == 19
+
+
 def test_selection_copies_what_it_is_given() -> None:
     sampled_N = np.zeros(3, bool)
     Selection(sampled_N, sampled_N, 1).add([0], [True])

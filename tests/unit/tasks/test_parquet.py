@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import fsspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -85,6 +86,46 @@ def test_read_records_of_parquet_names_the_row_and_the_file(lines: Path, tmp_pat
     pq.write_table(table.slice(0, 0), path)
     with pytest.raises(UserError, match=rf"^{path}: holds no examples$"):
         list(read_examples(section(path), 4))
+
+
+@pytest.mark.parametrize(
+    ("kind", "shown"),
+    [
+        (pa.timestamp("s"), "11476-08-15 00:00:00.000"),
+        (pa.timestamp("s", "Not/AZone"), "11476-08-15 00:00:00.000"),
+        (pa.date64(), "11476-08-15"),
+        (pa.duration("s"), "299999980800"),
+    ],
+)
+def test_read_records_of_parquet_gives_times_as_text(tmp_path: Path, kind: pa.DataType, shown: str) -> None:
+    """At any depth, and those that Python's types do not hold."""
+    number = 299_999_980_800 * (1000 if kind == pa.date64() else 1)
+    times = pa.array([number, None], pa.int64()).view(kind)
+    inner = pa.StructArray.from_arrays([times], names=["time"])
+    lists, large = pa.ListArray.from_arrays([0, 1, 2], inner), pa.LargeListArray.from_arrays([0, 1, 2], inner)
+    maps = pa.MapArray.from_arrays([0, 1, 2], ["k", "k"], times)
+    table = pa.table({"text": ["a", "b"], "time": times, "lists": lists, "large": large, "maps": maps})
+    pq.write_table(table, tmp_path / "data")
+    found = [{"time": shown}]
+    assert list(read_records(str(tmp_path / "data"))) == [
+        ("row 1", {"text": "a", "time": shown, "lists": found, "large": found, "maps": [("k", shown)]}),
+        ("row 2", {"text": "b", "lists": [{}], "large": [{}], "maps": [("k", None)]}),
+    ]
+
+
+def test_read_records_of_parquet_names_the_text_that_is_not_utf_8(tmp_path: Path) -> None:
+    offsets = pa.py_buffer(np.array([0, 1, 3], "int32"))
+    names = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"aa\xff")])
+    pq.write_table(pa.table({"number": [1, 2], "name": names}), tmp_path / "data")
+    with pytest.raises(UserError) as caught:
+        list(read_records(str(tmp_path / "data")))
+    assert str(caught.value) == f"{tmp_path}/data, row 2, name: not UTF-8 (invalid start byte at byte 1)"
+
+
+def test_read_records_of_parquet_refuses_two_columns_of_one_name(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), tmp_path / "data")
+    with pytest.raises(UserError, match=rf"^{tmp_path}/data, column a: given twice$"):
+        list(read_records(str(tmp_path / "data")))
 
 
 def test_read_records_of_the_hub_without_a_network() -> None:

@@ -1,22 +1,28 @@
 import itertools
 import math
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pos2distill.config import Recipe, Study
 from pos2distill.records import Document, Example, Slots
 from pos2distill.tasks.permutations import (
+    advantageous_slots,
     arrange,
     candidate_placements,
     draw_trivial_slots,
     evaluated_placements,
     index_to_slots,
     numbered_order,
+    sampled_slots,
     slot_of_rank,
     slots_to_index,
+    teacher_slots,
+    trivial_slots,
 )
 
 
@@ -102,6 +108,13 @@ def test_numbered_order_is_the_first_that_is_drawn_unless_it_repeats_one() -> No
 def test_arrange_takes_the_first_distractors() -> None:
     assert [document.title for document in arrange(make_example(6), 3, (1,))] == ["d1", "d0", "d2"]
     assert [document.title for document in arrange(make_example(6, (4, 0)), 3, (2, 0))] == ["d0", "d1", "d4"]
+
+
+@pytest.mark.parametrize("order", ["reshuffled", 1, 2])
+def test_arrange_shows_the_same_documents_in_every_order(order: Literal["reshuffled"] | int) -> None:
+    """Distractors are cut before they are shuffled."""
+    shown = arrange(make_example(12), 5, (2,), distractor_order=order, seed=3)
+    assert {document.title for document in shown} == {"d0", "d1", "d2", "d3", "d4"}
 
 
 @pytest.mark.parametrize(
@@ -196,6 +209,40 @@ def test_draw_trivial_slots_is_pinned() -> None:
 def test_draw_trivial_slots_of_pairs_is_pinned() -> None:
     drawn = draw_trivial_slots("fox-0001", documents=20, advantageous=(18, 19), k=4, seed=0)
     assert drawn == ((0, 7), (12, 2), (6, 8), (15, 14))
+
+
+# --- slots by the study's method
+
+
+@pytest.mark.parametrize("anchor_weight", [0, 1])
+def test_sampled_slots_on_policy_are_those_of_the_rows(
+    make_recipe: Callable[..., Recipe], anchor_weight: float
+) -> None:
+    method = {"name": "r1-on-policy", "k": 2, "anchor_weight": anchor_weight}
+    study, example = make_recipe(method=method).study, make_example(4)
+    slots = sampled_slots(study, example)
+    anchor = ((0,),) if anchor_weight else ()
+    assert slots == anchor + trivial_slots(study, example)
+    assert len(slots) == study.method.responses_per_example
+
+
+def test_sampled_slots_off_policy_are_the_advantageous_ones(make_recipe: Callable[..., Recipe]) -> None:
+    study = make_recipe(method={"advantageous_slot": "last"}).study
+    assert sampled_slots(study, make_example(4)) == ((3,),)
+    assert study.method.responses_per_example == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "slots_of_example"), [("advantageous_slot", advantageous_slots), ("teacher_slot", teacher_slots)]
+)
+def test_random_slots_depend_on_the_seed(
+    make_recipe: Callable[..., Recipe], setting: str, slots_of_example: Callable[[Study, Example], Slots]
+) -> None:
+    drawn = set()
+    for seed in range(3):
+        study = make_recipe(method={setting: "random"}, seed=seed).study
+        drawn.add(tuple(slots_of_example(study, make_example(documents)) for documents in range(4, 16)))
+    assert len(drawn) == 3
 
 
 # --- reordering by rank

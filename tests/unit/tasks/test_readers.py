@@ -3,6 +3,7 @@ import io
 import json
 import tracemalloc
 import uuid
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,14 @@ def test_read_records_of_any_url_plain_or_gzip(tmp_path: Path, shape: Callable[.
         with fsspec.open(url, "wb", compression="infer") as file:
             file.write(text)
         assert [record for _, record in read(url)] == records
+
+
+def test_read_records_of_a_zip_archive_with_a_folder(tmp_path: Path) -> None:
+    path = tmp_path / "data.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("data/", "")
+        archive.writestr("data/questions.jsonl", as_lines([RECORD]))
+    assert read(str(path)) == [("line 1", RECORD)]
 
 
 def test_read_records_counts_lines_and_records(tmp_path: Path) -> None:
@@ -113,6 +122,7 @@ UNPAIRED = "contains an unpaired surrogate (\\ud800 to \\udfff alone), which is 
     ("name", "message"),
     [
         ("dta.jsonl", r"dta.jsonl: no such file \(data.path\); did you mean 'data.jsonl'\?$"),
+        ("code.jsonl", r"code.jsonl: no such file \(data.path\)$"),
         ("elsewhere/data.jsonl", r"data.jsonl: no such file \(data.path\)$"),
         ("", r": cannot be used \(Is a directory\) \(data.path\); expected a file, not a folder$"),
         ("data.jsonl/inside.jsonl", r"inside.jsonl: "),
@@ -191,8 +201,11 @@ def test_read_records_refuses_broken_gzip(tmp_path: Path, content: bytes, messag
             "write its records as JSON Lines",
         ),
         (b'"a, b"', "expected a JSON object, got str"),
-        (b'{"question": "\xff"}', "not UTF-8 (invalid start byte at byte 14)"),
-        (b'{"question": "\xed\xa0\x80"}', "not UTF-8 (invalid continuation byte at byte 14)"),  # a raw surrogate
+        (b'{"question": "\xff"}', "not UTF-8 (invalid start byte at byte 14); save the file as UTF-8"),
+        (  # a raw surrogate
+            b'{"question": "\xed\xa0\x80"}',
+            "not UTF-8 (invalid continuation byte at byte 14); save the file as UTF-8",
+        ),
         (b"[1, 2]", "expected a JSON object, got list"),
         (b"null", "expected a JSON object, got NoneType"),
         (
@@ -219,10 +232,10 @@ def test_read_records_refuses_a_line_that_is_no_object(tmp_path: Path, line: byt
         (b', {"a": "x\ny"}]', "not valid JSON (invalid character inside string)"),
         (b' {"a": 1}]', "not valid JSON (after array element, I expect ',' or ']')"),
         (b'] {"a": 1}', "not valid JSON (trailing garbage)"),
-        (b', {"a": "\xff"}]', "not UTF-8 (invalid bytes in UTF8 string)"),
+        (b', {"a": "\xff"}]', "not UTF-8 (invalid bytes in UTF8 string); save the file as UTF-8"),
         (
             b', {"a": "\xed\xa0\xbd"}]',
-            "not UTF-8 (invalid continuation byte)",
+            "not UTF-8 (invalid continuation byte); save the file as UTF-8",
         ),  # an unpaired surrogate, encoded nevertheless
         (b", [1, 2]]", "expected a JSON object, got list"),
         (b", null]", "expected a JSON object, got NoneType"),

@@ -160,6 +160,18 @@ def test_checkpointer_puts_off_a_regular_checkpoint_while_any_rank_uploads_the_l
         saver.close()
 
 
+def test_checkpointer_flushes_the_log_before_it_saves(clock: SimpleNamespace, tmp_path: Path) -> None:
+    """Steps after a checkpoint are made again, but a checkpoint whose steps are not in the log would lose them."""
+    events: list[str] = []
+    session = Session(uploads="slowly")
+    session.save_checkpoint = lambda *_: events.append("save")  # type: ignore[method-assign]
+    saver = make(session, tmp_path)
+    saver.log = SimpleNamespace(flush=lambda: events.append("flush"))  # type: ignore[assignment]
+    save(saver, 4)
+    assert events == ["flush", "save"]
+    saver.close()
+
+
 def test_checkpointer_has_one_checkpoint_on_disk_even_at_a_notice(clock: SimpleNamespace, tmp_path: Path) -> None:
     session = Session(rank=1, uploads="slowly")
     saver = make(session, tmp_path)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pos2distill.config import Recipe, Study, TrainersSection
+from pos2distill.config import TrainersSection
 from pos2distill.errors import UserError
 from pos2distill.models.load import load_model, load_tokenizer
 from pos2distill.models.packing import ResponseBatch, collate
@@ -105,11 +105,6 @@ def run_ranks(source: Source, trainers: TrainersSection, world: int) -> list[Res
     results = [prepare(source, trainers) for _ in range(world)]
     run_threads(lambda dist: work(results[dist.rank], source, trainers, dist), world)
     return results
-
-
-@pytest.fixture
-def make(make_recipe: Callable[..., Recipe], make_source: Callable[[Study], Source]) -> Callable[..., Source]:
-    return lambda **overrides: make_source(make_recipe(**overrides).study)
 
 
 ROW_TOKENS = 220

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pos2distill.config import Recipe, Study
+from pos2distill.config import Recipe
 from pos2distill.errors import UserError
 from pos2distill.losses.objectives import ANCHOR
 from pos2distill.tasks.permutations import draw_trivial_slots
@@ -16,11 +16,6 @@ from pos2distill.training.rows import _slot_id, kept_samples, rows_of_rank, samp
 from tests.support.samples import Source
 
 Make = Callable[..., Source]
-
-
-@pytest.fixture
-def make(make_recipe: Callable[..., Recipe], make_source: Callable[[Study], Source]) -> Make:
-    return lambda **overrides: make_source(make_recipe(**overrides).study)
 
 
 def test_row_builder_keys_are_the_anchor_row_and_k_trivial_rows(make: Make) -> None:

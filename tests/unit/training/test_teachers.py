@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pos2distill.config import Recipe, Study
+from pos2distill.config import Recipe
 from pos2distill.errors import UserError
 from pos2distill.losses.kl import forward_kl
 from pos2distill.models.hidden_states import hidden_from_bytes, response_hidden_states
@@ -24,11 +24,6 @@ from tests.support.samples import Source
 
 CPU = torch.device("cpu")
 VOCABULARY = 300
-
-
-@pytest.fixture
-def make(make_recipe: Callable[..., Recipe], make_source: Callable[[Study], Source]) -> Callable[..., Source]:
-    return lambda **overrides: make_source(make_recipe(**overrides).study)
 
 
 def mixed_rows(source: Source) -> list[Row]:

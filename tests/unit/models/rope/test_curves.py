@@ -62,6 +62,8 @@ def test_monotone_keeps_the_direction() -> None:
     limits: dict[str, Any] = {"smallest": 1.0, "largest": 2.0, "monotone": True}
     assert to_genome(np.array([0.7, 0.3]), np.array([1.8, 1.1, 1.9, 1.2]), **limits)[2:] == (1.9, 1.8, 1.2, 1.1)
     assert to_genome(np.array([0.7, 0.3]), np.array([1.2, 1.9, 1.1, 1.8]), **limits) == (0.3, 0.7, 1.1, 1.2, 1.8, 1.9)
+    # Upwards too if the last is as high as the first.
+    assert to_genome(np.array([0.3, 0.7]), np.array([1.5, 1.2, 1.8, 1.5]), **limits)[2:] == (1.2, 1.5, 1.5, 1.8)
 
 
 def test_scales_of_the_most_control_points_are_finite() -> None:

@@ -75,13 +75,28 @@ def test_search_measures_no_flat_curve_twice() -> None:
 
 
 def test_children_are_made_of_the_fittest_of_all_generations() -> None:
-    """Without mutations, every number of a child is one of the same place in a parent."""
-    settings = settings_with(mutations=0, crossovers=20, parents=2, population=8, monotone=False, generations=2)
-    measured = search(settings_with(population=8, parents=2, monotone=False, generations=1))
-    parents = sorted(measured, key=lambda candidate: -candidate.fitness)[:2]
-    for genome in next_genomes(settings, measured, 1, layers=LAYERS, seed=0):
-        for place in range(2, len(genome)):  # the x are sorted, so they may change their place
-            assert genome[place] in {parent.genome[place] for parent in parents}
+    """Without mutations, every y of a child is one of the same place in a parent, and the young ones are worse."""
+    drawn = settings_with(strategy="random", population=29, monotone=False)
+    genomes = next_genomes(drawn, [], 0, layers=LAYERS, seed=0)[1:]  # without the unscaled model
+    old, young = genomes[:8], genomes[8:]
+    measured = [Candidate(genome, (), 1.0) for genome in old] + [Candidate(genome, (), 0.0) for genome in young]
+    settings = settings_with(mutations=0, crossovers=20, parents=8, monotone=False)
+    children = next_genomes(settings, measured, 2, layers=LAYERS, seed=0)
+    assert (len(old), len(young), len(children)) == (8, 20, 20)
+    for child in children:
+        for place in range(2, 6):  # the x are sorted, so they may change their place
+            assert child[place] in {genome[place] for genome in old}
+
+
+def test_crossovers_take_each_number_from_either_parent() -> None:
+    one, other = (0.25, 0.75, 1.1, 1.2, 1.3, 1.4), (0.25, 0.75, 1.9, 1.8, 1.7, 1.6)
+    settings = settings_with(mutations=0, crossovers=12, parents=2, population=2, monotone=False)
+    parents = [Candidate(one, (), 0.5), Candidate(other, (), 0.4)]
+    children = next_genomes(settings, parents, 1, layers=LAYERS, seed=0)
+    assert len(children) == 12  # of 14 that are neither parent
+    assert {child[:2] for child in children} == {(0.25, 0.75)}
+    for place in range(2, 6):
+        assert {child[place] for child in children} == {one[place], other[place]}
 
 
 def test_uniform_grid_is_flat_and_spans_the_limits() -> None:
