@@ -46,6 +46,9 @@ def run_cluster(
     Raises:
         UserError: for a spec or recipe that cannot be used.
     """
+    for word in words:
+        if word.partition("=")[0].strip() == "spec" and "=" in word:
+            raise UserError(f"{word}: expected spec.section.field=value")
     if action == "status":
         return rayjob.status(_load_spec_alone(action, source, words))
     if action == "logs":

@@ -8,13 +8,13 @@ from pos2distill.config import Recipe
 from pos2distill.config.defaults import all_settings, changed_settings
 from pos2distill.store.storage import check_storage
 
-from .checks.data_checks import CheckedPrompts, check_data
+from .checks.data_checks import CheckedData, check_data
 from .checks.preflight import preflight
 from .commands import COMMANDS, plan_command
 from .results.gate import read_baseline
 from .results.report import reported_fingerprint
 from .stages.stage import Stage
-from .terminal import format_settings
+from .terminal import format_counts, format_settings
 
 _WIDTH = 100  # of a prompt's lines
 _PROMPT_LINES = 5  # shown of its start and of its end
@@ -35,7 +35,9 @@ def show(recipe: Recipe, command: str, *, full: bool, baseline: str | None = Non
     # Unsorted, so that the sections are in the order in which recipes have them.
     print(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), end="")
     if not full:
-        method = f"method {recipe.study.method.name}; " if command in ("study", "sample", "distill") else ""
+        # A sweep may have several, which its studies name.
+        has_method = command in ("study", "sample", "distill") and not {"method", "method.name"} & recipe.sweep.keys()
+        method = f"method {recipe.study.method.name}; " if has_method else ""
         print(f"# {method}all other settings have their defaults (--full shows them)")
     print(stages)
 
@@ -48,7 +50,7 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
     """
     lines = []
     cells = plan_command(recipe, command)
-    prompts: list[CheckedPrompts] = []
+    data: list[CheckedData] = []
     for cell in cells:
         plan, stages = cell.plan, COMMANDS[command].stages(cell.plan)
         if command == "report":  # it runs no stage
@@ -56,7 +58,7 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
         else:
             preflight(cell.recipe, plan, stages)
             checked = check_data(cell.recipe, plan, stages)
-            prompts = prompts or checked  # of a sweep, those of its first study
+            data = data or checked  # of a sweep, that of its first study
         lines.append(f"# study {plan.fingerprint}, storage {cell.recipe.storage}{format_settings(cell.settings)}")
         for stage in stages:
             lines.append(f"#   {_state(stage, command):<8}  {stage.name:<18}  {stage.artifact.url}")
@@ -65,12 +67,17 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
         lines.append(
             f"#   {'cached' if is_current else 'to write':<8}  {'report':<18}  {recipe.storage}/report/index.html"
         )
-    return "\n".join(lines + _prompt_lines(prompts, full=full))
+    return "\n".join(lines + _data_lines(data, full=full))
 
 
-def _prompt_lines(prompts: Sequence[CheckedPrompts], *, full: bool) -> list[str]:
-    """The tokens of all prompts, and the first of them."""
+def _data_lines(data: Sequence[CheckedData], *, full: bool) -> list[str]:
+    """What was read, the tokens of all prompts, and the first of them."""
     lines = []
+    for of_task in data:
+        if of_task.counts is not None:
+            task = f"{of_task.task}, " if of_task.task else ""
+            lines.append(f"# data      {task}{format_counts(of_task.counts)}")
+    prompts = [each for of_task in data for each in of_task.prompts]
     for each in prompts:
         task = f"{each.task}, " if each.task else ""
         count = "the server counts the tokens" if each.tokens is None else f"{each.tokens} tokens (the longest checked)"

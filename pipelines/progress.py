@@ -121,7 +121,8 @@ def tracked(spec: ProgressSpec, read: Callable[[], RunProgress | None], hint: st
         waiting_for = "" if _has_begun(spec, progress) else _STARTING
         return Figures(count, str(progress), waiting_for, progress.idle_seconds)
 
-    return Counted(spec.label, spec.total, done, "sample", figures, hint)
+    units = "samples trained on (all epochs)" if spec.label == "distill" else "samples"
+    return Counted(spec.label, spec.total, done, units, figures, hint)
 
 
 def _has_begun(spec: ProgressSpec, progress: RunProgress) -> bool:
@@ -155,7 +156,7 @@ def show_stage(label: str, total: int, *, done: int, unit: str, hint: str) -> It
         done: the count of an earlier run. unit: what is counted, in the singular. hint: as in `show_progress`.
     """
     stage = StageProgress(done)
-    with _shown(Counted(label, total, done, unit, stage.figures, hint)):
+    with _shown(Counted(label, total, done, f"{unit}s", stage.figures, hint)):
         yield stage
 
 
@@ -171,7 +172,7 @@ def is_quiet() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What is shown: a label, the total, what an earlier run has done of it, in which unit, and the latest figures.
+    """What is shown: a label, the total, what an earlier run has done of it, in which units, and the latest figures.
 
     hint: shown too where nothing gets finished for long.
     """
@@ -179,7 +180,7 @@ class Counted:
     label: str
     total: int
     done: int
-    unit: str
+    units: str
     read: Callable[[], Figures | None]
     hint: str = ""
 
@@ -209,9 +210,9 @@ def show_bar(counted: Counted, finished: RefreshEvent) -> None:
     """A progress bar, drawn at every refresh until the body has finished."""
     start = time.monotonic()
     # tqdm's own rate would take the time between two refreshes for that of a batch.
-    bar_format = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit}s [{elapsed}{postfix}]"
+    bar_format = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit} [{elapsed}{postfix}]"
     with tqdm(
-        desc=counted.label, total=counted.total, initial=counted.done, unit=counted.unit, bar_format=bar_format
+        desc=counted.label, total=counted.total, initial=counted.done, unit=counted.units, bar_format=bar_format
     ) as bar:
         for figures, estimator in _refreshes(counted, finished):
             now = time.monotonic()
@@ -232,7 +233,7 @@ def show_lines(counted: Counted, finished: RefreshEvent) -> None:
         state = estimator.describe(now)
         if figures.waiting_for:
             state = f"{figures.waiting_for}, {now - start:.0f} s so far"
-        finished_so_far = f"{counted.label}: {figures.count} of {counted.total} {counted.unit}s"
+        finished_so_far = f"{counted.label}: {figures.count} of {counted.total} {counted.units}"
         hint = _hint(counted, figures, estimator, start, now)
         print(_joined(finished_so_far, state, hint, figures.note), file=sys.stderr)
 

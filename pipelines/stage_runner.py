@@ -33,13 +33,16 @@ def run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage], lease: Lease
     streams = plan.distill in stages and recipe.runtime.mode == "streamed"
     runner: _StageRunner | None = None
     checked = False
+    streamed: list[Stage] = []
     for stage in stages:
         manifest = stage.artifact.manifest()
         duration = "cached"
         if manifest is not None:
             _check_finished(stage)
         elif stage in plan.sample_stages and streams:
-            continue  # the round's stage `distill` trains on the samples while they are made, and publishes them
+            # The round's stage `distill` trains on the samples while they are made, and publishes them.
+            streamed.append(stage)
+            continue
         else:
             # Made only when a stage must run, so that a finished study imports no Ray.
             runner = runner or _StageRunner(recipe, plan, lease)
@@ -50,11 +53,21 @@ def run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage], lease: Lease
             start = time.monotonic()
             manifest = runner.run(stage)
             duration = f"{time.monotonic() - start:9.1f} s"
-        print(f"{stage.name:<18}  {duration}  {summarise_manifest(manifest)}", flush=True)
-        for warning in count_warnings(manifest.counts):
-            warn(f"{stage.name}: {warning}")
+            for samples in streamed:
+                _show(samples, "streamed", samples.artifact.manifest())
+            streamed = []
+        _show(stage, duration, manifest)
     # What the command writes beside artifacts, too.
     lease.check()
+
+
+def _show(stage: Stage, duration: str, manifest: Manifest | None) -> None:
+    """Print the line of a finished stage, and what its counts warn of."""
+    if manifest is None:  # samples that a cached checkpoint does not need
+        return
+    print(f"{stage.name:<18}  {duration}  {summarise_manifest(manifest)}", flush=True)
+    for warning in count_warnings(manifest.counts):
+        warn(f"{stage.name}: {warning}")
 
 
 def _check_finished(stage: Stage) -> None:

@@ -115,7 +115,12 @@ def summarise_manifest(manifest: Manifest) -> str:
         position = format_slots(tuple(details["slots"]))
         documents = details["curve"]["documents"]
         return f"position {position} of {documents} documents, {details['accuracy']:.2f} [{low:.2f}, {high:.2f}]"
-    return ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in manifest.counts.items())
+    return format_counts(manifest.counts)
+
+
+def format_counts(counts: Mapping[str, int]) -> str:
+    """The counts of a stage's manifest."""
+    return ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.items())
 
 
 def format_settings(settings: dict[str, Any]) -> str:

@@ -1,10 +1,13 @@
-"""What this machine's processor can do, and how many GPUs it has."""
+"""What this machine's processor can do, and how many CPUs and GPUs it has."""
 
 import itertools
 import os
 import platform
 import re
 from pathlib import Path
+
+# Several small processes that mostly wait share a laptop's cores; with fewer logical CPUs the pipeline starves.
+_MIN_LOCAL_CPUS = 6
 
 _BFLOAT16_FLAGS = {"x86_64": "amx_bf16", "aarch64": "bf16"}
 """By machine, the flag of Linux 6 for instructions that multiply matrices in bfloat16."""
@@ -22,6 +25,11 @@ def visible_gpus(devices: Path = Path("/dev")) -> int:
     # CUDA ignores what follows an invalid entry.
     named = list(itertools.takewhile(lambda entry: entry.strip() not in ("", "-1"), chosen.split(",")))
     return min(found, len(named))
+
+
+def local_cpus() -> int:
+    """The logical CPUs that Ray is started with on this machine."""
+    return max(_MIN_LOCAL_CPUS, os.cpu_count() or 1)
 
 
 def cpu_is_faster_in_bfloat16(cpu_info: Path = Path("/proc/cpuinfo")) -> bool:

@@ -25,10 +25,10 @@ KINDS = {
         "pipelines/test_wrong_input.py::test_a_sweep_of_too_many_studies_is_refused_at_once",
     ],
     "command lines": [
-        "pipelines/test_command_line.py::test_main_reports_user_errors_in_one_line",
-        "pipelines/test_command_line.py::test_main_refuses_wrong_words_in_one_line",
-        "pipelines/test_command_line.py::test_main_names_the_nearest_right_word",
-        "pipelines/test_command_line.py::test_dry_run_checks_the_gate",
+        "pipelines/cli/test_command_line.py::test_main_reports_user_errors_in_one_line",
+        "pipelines/cli/test_command_line.py::test_main_refuses_wrong_words_in_one_line",
+        "pipelines/cli/test_command_line.py::test_main_names_the_nearest_right_word",
+        "pipelines/cli/test_command_line.py::test_dry_run_checks_the_gate",
         "pipelines/test_evaluate.py::test_evaluate_refuses_settings_that_do_not_fit",
         "pipelines/test_submit.py::test_submit_refuses_what_cannot_work_in_one_line",
     ],
@@ -39,7 +39,7 @@ KINDS = {
     ],
     "rights of files": [
         "pipelines/test_wrong_input.py::test_what_may_not_be_used_is_refused_in_one_line",
-        "pipelines/test_browse.py::test_a_run_that_is_empty_or_may_not_be_read_is_refused",
+        "pipelines/cli/test_browse.py::test_a_run_that_is_empty_or_may_not_be_read_is_refused",
     ],
     "recipe files": [
         "pipelines/test_wrong_input.py::test_recipes_are_refused_in_one_line",
@@ -64,11 +64,17 @@ KINDS = {
 
 
 def run(tests: list[str], folder: Path) -> dict[str, float]:
-    """The number of cases by outcome of their tests, and the seconds of the longest."""
+    """The number of cases by outcome of their tests, and the seconds of the longest.
+
+    Raises:
+        CalledProcessError: unless all tests were found and ran, whether or not they passed.
+    """
     report = folder / "report.xml"
     files = [f"tests/unit/{test}" for test in tests]
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", f"--junitxml={report}", *files]
-    subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
+    done = subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
+    if done.returncode not in (0, 1):  # 1: a test failed
+        done.check_returncode()
     outcomes: Counter[str] = Counter()
     longest = 0.0
     for case in ElementTree.parse(report).iter("testcase"):

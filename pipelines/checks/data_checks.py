@@ -46,7 +46,20 @@ class CheckedPrompts:
     text: str
 
 
-def check_data(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> list[CheckedPrompts]:
+@dataclass(frozen=True, slots=True)
+class CheckedData:
+    """The data of one task.
+
+    counts: as the stage `prepare` counts records; None of a file of which only the first ones were read.
+    prompts: one for each prompt length that is evaluated.
+    """
+
+    task: str | None
+    counts: Mapping[str, int] | None
+    prompts: list[CheckedPrompts]
+
+
+def check_data(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> list[CheckedData]:
     """For `--dry-run`: read the records that are not prepared yet, and check prompts of them (`check_prompts`).
 
     From a file above 64 MiB only the first 2,000 records are read; a run reads all of them before it starts Ray.
@@ -57,10 +70,10 @@ def check_data(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> list[Chec
             continue
         with prefix_task_errors(name):
             examples = _prepared(prepare) if prepare.artifact.is_finished else _read(prepare)
-            warning = distractor_warning(examples.counts)
-            if warning:
+            if examples.counts is not None and (warning := distractor_warning(examples.counts)):
                 warn_once(f"{prepare.name}: {warning}")
-            checked += _check_prompts(name, study, recipe.runtime.endpoint, plan, stages, examples)
+            prompts = _check_prompts(name, study, recipe.runtime.endpoint, plan, stages, examples)
+            checked.append(CheckedData(name, examples.counts, prompts))
     return checked
 
 
@@ -86,13 +99,13 @@ def _tasks(plan: Plan) -> Iterator[tuple[str | None, Study, Stage]]:
 class _Examples:
     """The examples for training and for evaluation.
 
-    counts: as of the stage `prepare`; empty where only some records were read. locations: returns where the data set
-    has an example, by its id.
+    counts: as the stage `prepare` counts records; None of a file of which only the first ones were read. locations:
+    returns where the data set has an example, by its id.
     """
 
     train: Iterable[Example]
     evaluation: Iterable[Example]
-    counts: Mapping[str, int]
+    counts: Mapping[str, int] | None
     locations: Callable[[], Mapping[str, str]]
 
 
@@ -119,7 +132,7 @@ def _read(prepare: Stage) -> _Examples:
     found = islice(read_examples(data, documents), _FIRST_RECORDS)
     # Examples that still lack distractors are shorter than their prompts will be.
     examples = [each for each in found if isinstance(each, Example) and len(each.documents) >= documents]
-    return _Examples(examples, examples, {}, dict)
+    return _Examples(examples, examples, None, dict)
 
 
 def _check_prompts(

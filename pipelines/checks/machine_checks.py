@@ -17,6 +17,7 @@ from pos2distill.config.training import STATE_BYTES
 from pos2distill.environment import names_cluster
 from pos2distill.errors import UserError, warn
 from pos2distill.faults import error_text
+from pos2distill.hardware import local_cpus
 from pos2distill.urls import open_url, storage_errors
 
 from .model_checks import count_parameters
@@ -126,6 +127,20 @@ def check_gpus(run: PendingRun) -> None:
     if runtime.executor == "local":
         raise UserError(f"{problem}; set 0, or install torch for GPUs (docs/running.md)")
     warn(f"{problem}; run on a cluster (RAY_ADDRESS), or set 0")
+
+
+def check_cpus(run: PendingRun) -> None:
+    """A warning if a process of a pool asks for more CPUs than Ray has on this machine: it would never start."""
+    runtime = run.recipe.runtime
+    if runtime.executor != "ray" or names_cluster():
+        return
+    cpus = local_cpus()
+    wanted = [f"runtime.{name}.cpus" for name in run.model_pools if getattr(runtime, name).cpus > cpus]
+    if wanted:
+        warn(
+            f"{', '.join(wanted)}: more CPUs than Ray has on this machine ({cpus}); run on a cluster (RAY_ADDRESS), or "
+            f"lower it"
+        )
 
 
 def check_space(run: PendingRun) -> None:

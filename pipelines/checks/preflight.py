@@ -7,15 +7,18 @@ import glob
 from collections.abc import Callable, Sequence
 
 from pos2distill.config import PoolSection, Recipe, TrainersSection
-from pos2distill.errors import UserError
+from pos2distill.errors import MachineError, TransientError, UserError
 from pos2distill.models.files import files_version, is_hub_name
+from pos2distill.store.checkpoint_layout import MODEL_FOLDER
 from pos2distill.store.storage import check_storage
 from pos2distill.training.trackers import check_trackers
+from pos2distill.urls import open_url
 
 from ..plan import Plan
 from ..stages.distill import check_executor
+from ..stages.resolve import with_distilled
 from ..stages.stage import Stage
-from .machine_checks import check_gpus, check_ray, check_rights, check_space, check_temporary_space
+from .machine_checks import check_cpus, check_gpus, check_ray, check_rights, check_space, check_temporary_space
 from .model_checks import (
     check_against_model,
     check_gold_responses,
@@ -49,7 +52,10 @@ def check_needs_weights(run: PendingRun) -> None:
     if all(stage in evaluation for stage in run.pending):
         return
     if not run.study.data.train_examples:
-        raise UserError("data.train_examples: 0 is for the command evaluate only: there is nothing to train on")
+        raise UserError(
+            "data.train_examples: 0 is for the command evaluate only: there is nothing to train on; set "
+            "data.train_examples and data.eval_fraction"
+        )
     if not run.study.has_weights:
         raise UserError(
             "model.engine: 'openai' is for the command evaluate only: a server returns text, without the token ids and "
@@ -84,6 +90,20 @@ def check_placement(run: PendingRun) -> None:
     has_revisions = model.uses_chat_api or is_hub_name(model.path)
     if model.revision is not None and not has_revisions:
         raise UserError(f"model.revision: {model.path} is not a hub name and has no revisions; set model.revision=null")
+
+
+def check_storage_folder(run: PendingRun) -> None:
+    """The storage is not in the model's folder: what a run writes there would make it another model."""
+    storage, model = run.recipe.storage, run.study.model
+    if model.uses_chat_api or is_hub_name(model.path):
+        return
+    fs, folder = open_url(storage, "runtime.storage")
+    model_fs, model_folder = open_url(model.path, "model.path")
+    if type(fs) is type(model_fs) and f"{folder}/".startswith(f"{model_folder.rstrip('/')}/"):
+        raise UserError(
+            f"runtime.storage: {storage}: is inside the model's folder {model.path}, so that what a run writes would "
+            f"make it another model; choose a folder elsewhere"
+        )
 
 
 def check_folder_names(run: PendingRun) -> None:
@@ -138,16 +158,42 @@ def check_model(run: PendingRun) -> None:
         check_gold_responses(run.study)
 
 
+def check_trained_models(run: PendingRun) -> None:
+    """The finished checkpoints that a stage will load are whole."""
+    checked = set()
+    for stage in run.pending:
+        trained = stage.inputs.get("checkpoint") or stage.inputs.get("student")
+        if trained is None or trained.artifact.url in checked or not trained.artifact.is_finished:
+            continue
+        checked.add(trained.artifact.url)
+        trained.artifact.require(MODEL_FOLDER)
+        study = with_distilled(run.study, stage.inputs)
+        try:
+            version = files_version(study.model)
+            check_weights_once(study.model, version)
+            check_tokenizer(study, version)
+        except (TransientError, MachineError):
+            raise
+        except UserError as error:
+            url = trained.artifact.url
+            raise UserError(
+                f"{url}/{MODEL_FOLDER}: corrupt ({error}); delete {url} and run again to make it again"
+            ) from None
+
+
 CHECKS: tuple[Callable[[PendingRun], None], ...] = (
     check_needs_weights,
     check_placement,
+    check_storage_folder,
     check_folder_names,
     check_installed,
     check_ray,
     check_rights,
     check_executors,
     check_model,
+    check_trained_models,
     check_gpus,
+    check_cpus,
     check_space,
     check_temporary_space,
 )

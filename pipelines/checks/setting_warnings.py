@@ -27,6 +27,7 @@ def warn_of_settings(recipe: Recipe, pending: Sequence[Stage]) -> None:
     """Print what a user would want to know before the stages run that are not finished."""
     warnings = itertools.chain(
         _without_effect(recipe.study),
+        _without_a_server(recipe),
         _other_precision(recipe, pending),
         _unlike_training(recipe),
         _of_training(recipe, pending),
@@ -77,6 +78,17 @@ def _without_effect(study: Study) -> Iterator[str]:
             yield "inference.search: has no effect, since inference.scales are given"
     if method.view not in ("skip", "cyclic") and method.view_weight != type(method).model_fields["view_weight"].default:
         yield f"method.view_weight: has no effect, since method.view is {method.view}"
+
+
+def _without_a_server(recipe: Recipe) -> Iterator[str]:
+    """Settings of a model on a server where the engine runs it here."""
+    engine = recipe.study.model.engine
+    if engine == "openai":
+        return
+    if recipe.runtime.endpoint.base_url is not None:
+        yield f"runtime.endpoint.base_url: has no effect, since model.engine is {engine}, not openai"
+    if recipe.study.model.api != type(recipe.study.model).model_fields["api"].default:
+        yield f"model.api: has no effect, since model.engine is {engine}, not openai"
 
 
 def _too_short_for_chains(study: Study, pending: Sequence[Stage]) -> Iterator[str]:

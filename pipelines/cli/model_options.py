@@ -1,7 +1,8 @@
 """`evaluate --model … --data …`: a model and a file of questions instead of a recipe."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pos2distill.config import Recipe
@@ -55,7 +56,7 @@ def load_evaluated_recipe(options: argparse.Namespace, overrides: list[str]) -> 
             raise UserError("evaluate: expected a RECIPE, or --model and --data")
         for name, setting in _OPTIONS.items():
             if getattr(options, name) is not None:
-                raise UserError(f"--{name.replace('_', '-')}: goes with --model; with a recipe, set {setting}=VALUE")
+                raise UserError(f"{_option(name)}: goes with --model; with a recipe, set {setting}=VALUE")
         return load_recipe(options.recipe, overrides)
     if options.recipe is not None:
         # Without a recipe, the first override is in its place.
@@ -68,13 +69,32 @@ def load_evaluated_recipe(options: argparse.Namespace, overrides: list[str]) -> 
     given = {name: getattr(options, name) for name in _OPTIONS if getattr(options, name) is not None}
     for name in given:
         if any(sets(override, _OPTIONS[name]) for override in overrides):
-            raise UserError(f"--{name.replace('_', '-')}: {_OPTIONS[name]} is set too; give one of them")
+            raise UserError(f"{_option(name)}: {_OPTIONS[name]} is set too; give one of them")
     if options.slots is not None:
         try:
             given["slots"] = parse_value(options.slots)
         except ValueError as error:
             raise UserError(f"--slots: cannot read the value: {error}") from None
-    return recipe_of_questions(options.model, overrides=overrides, **given)
+    with _errors_name_options(given):
+        return recipe_of_questions(options.model, overrides=overrides, **given)
+
+
+@contextmanager
+def _errors_name_options(given: Iterable[str]) -> Iterator[None]:
+    """Errors name these options as they were typed, instead of the settings that they stand for."""
+    try:
+        yield
+    except UserError as error:
+        message = str(error)
+        for name in given:
+            message = message.replace(f"evaluate: {_OPTIONS[name]}: ", f"{_option(name)}: ")
+        # In place, so that the error's type and traceback stay.
+        error.args = (message,)
+        raise
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def recipe_of_questions(

@@ -132,11 +132,8 @@ def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
     # As they were written: `load_recipe` has made local paths absolute on this machine, and the job reads them there.
     storage = loaded.written_paths.get("runtime.storage")
     if storage is None or not ("://" in storage or Path(storage).is_absolute()):
-        given = "nothing" if storage is None else storage
-        raise UserError(
-            f"runtime.storage: a job's own folder is deleted with it; set a URL, or the absolute path of a folder that "
-            f"all nodes share, got {given}"
-        )
+        what = "missing" if storage is None else f"{storage} is in the job's own folder, which is deleted with it"
+        raise UserError(f"runtime.storage: {what}; set a URL, or the absolute path of a folder that all nodes share")
     here: dict[str, str] = {}  # fields by path
     for _, cell in sweep_cells(loaded):
         here[cell.written_paths["data.path"]] = "data.path"

@@ -1,6 +1,7 @@
 """Finished artifacts of any run, found by their folder alone: no recipe, data set or model is needed."""
 
 import os
+import sys
 from collections.abc import Sequence
 
 import fsspec
@@ -64,14 +65,22 @@ def open_folder(folder: str, name: str) -> tuple[fsspec.AbstractFileSystem, str]
 
 
 def open_artifact(
-    run: str, kinds: Sequence[Sequence[str]], task: str | None = None, *, unfinished: bool = False
+    run: str,
+    kinds: Sequence[Sequence[str]],
+    task: str | None = None,
+    *,
+    unfinished: bool = False,
+    newest: bool = True,
 ) -> Artifact:
     """The artifact at a path, or the newest one in a run's storage, of the first kind of which there are any.
 
+    Of several of the same name, such as those of a sweep, the one that is taken is printed on stderr.
+
     Args:
         kinds: each by the names of its artifacts. task, unfinished: see `list_artifacts`.
+        newest: False to refuse a storage with several of the same name.
     Raises:
-        UserError: if there is neither.
+        UserError: if there is neither, or there are several.
     """
     run = run.rstrip("/") or run
     names = [name for kind in kinds for name in kind]
@@ -92,9 +101,33 @@ def open_artifact(
         for kind in kinds:
             found = list_artifacts(run, kind, task, unfinished=unfinished)
             if found:
+                found = _of_last_rounds(found)
+                _require_one(run, found, newest=newest)
                 return found[0]
     of_task = "" if task is None else f" of the task {task!r} (evaluation.also_evaluate)"
     raise UserError(f"{run}: holds no finished {' or '.join(names)}{of_task}")
+
+
+def _of_last_rounds(artifacts: Sequence[Artifact]) -> list[Artifact]:
+    """The artifacts of the first one's name, without checkpoints that a later round of training began with."""
+    students = set()
+    for artifact in artifacts:
+        provenance = read_provenance(artifact)
+        students.add(provenance.inputs.get("student") if provenance else None)
+    return [each for each in artifacts if each.name == artifacts[0].name and each.folder not in students]
+
+
+def _require_one(run: str, artifacts: Sequence[Artifact], *, newest: bool) -> None:
+    """Say which of several artifacts of a storage is taken, or refuse to take one."""
+    if len(artifacts) < 2:
+        return
+    if newest:
+        print(
+            f"{artifacts[0].url}: the newest of {len(artifacts)} in {run}; name a folder for another", file=sys.stderr
+        )
+        return
+    folders = ", ".join(each.folder for each in artifacts)
+    raise UserError(f"{run}: expected the folder of one {artifacts[0].name}, found {len(artifacts)} in it: {folders}")
 
 
 def no_such_run(run: str) -> str:

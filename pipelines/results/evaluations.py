@@ -10,7 +10,7 @@ from pos2distill.evaluation.result import Evaluation, to_evaluation
 from pos2distill.store.checkpoint_layout import model_url
 
 from ..plan import Plan
-from ..stages.answers import PREDICTIONS, read_refused
+from ..stages.answers import read_predictions, read_refused
 from ..stages.resolve import resolve_auto_settings
 from ..stages.stage import Stage
 from .folders import write_folder
@@ -83,7 +83,7 @@ def _read(recipe: Recipe, plan: Plan, stage: Stage) -> Evaluation:
     return to_evaluation(
         plan.study,
         model,
-        stage.artifact.read_table(PREDICTIONS),
+        read_predictions(stage.artifact),
         read_refused(stage.artifact),
         stage.output().manifest().counts,
         recipe.runtime.endpoint,

@@ -40,7 +40,7 @@ def read_index(storage: str, name: str, index: str) -> dict[str, Any] | None:
     with storage_errors(storage, "runtime.storage"):
         try:
             content = json.loads(fs.cat_file(path))
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
     return content if isinstance(content, dict) else None
 

@@ -27,7 +27,7 @@ def read_baseline(url: str, study: Study) -> Grid:
     try:
         refused = read_table(fs, refusals)["example_id"].to_pylist() if fs.exists(refusals) else ()
         return to_grid(read_table(fs, file), study.data.documents, refused)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(
             f"--baseline: {path}: no such file; expected the folder of an evaluation in a storage"
         ) from None

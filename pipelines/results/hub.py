@@ -28,16 +28,16 @@ def push_checkpoint(run: str, repository: str, *, private: bool = False) -> str:
     file twice, so the same call continues after an interruption.
 
     Args:
-        run: a storage, whose newest checkpoint is meant, or the path of a checkpoint's artifact.
+        run: a storage, whose checkpoint is meant, or the path of a checkpoint's artifact.
         private: whether a repository that this call makes is private.
     Raises:
-        UserError: if there is no checkpoint, it has no model card yet, or the hub refuses it.
+        UserError: if there is no checkpoint or several, it has no model card yet, or the hub refuses it.
     """
     # Imported here: it takes part of a second, and only this command needs it.
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError
 
-    artifact = open_artifact(run, [[CHECKPOINT]])
+    artifact = open_artifact(run, [[CHECKPOINT]], newest=False)
     if not artifact.fs.exists(f"{artifact.path}/{MODEL_FOLDER}/{CARD}"):
         raise UserError(f"{artifact.url}: has no model card yet; run `report` with its recipe first")
     hub = HfApi()

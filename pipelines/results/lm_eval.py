@@ -76,8 +76,16 @@ def export_tasks(run: str, folder: Path) -> Export:
     # Tasks are by position, which prompts with the gold documents alone, or with none, do not have. A question of which
     # a server refused a prompt has no answer that another one could be compared with.
     asked = (row for row in found if row["documents"] in study.prompt_lengths and "refused" not in row["outcomes"])
-    rows = list(_checked(asked, study))
-    folder.mkdir(parents=True, exist_ok=True)
+    is_new = not folder.exists()
+    # Before the prompts are built, which takes long.
+    with storage_errors(str(folder), "FOLDER"):
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        rows = list(_checked(asked, study))
+    except UserError:
+        if is_new:
+            folder.rmdir()
+        raise
     run_name = "pos2distill_" + _as_name(artifact.url.rstrip("/").split("/")[-2])
     _write_yaml(folder / _COMMON, _common(study))
     (folder / "scoring.py").write_text(_SCORING)

@@ -30,10 +30,10 @@ from pos2distill.store.files import write_bytes
 from ..plan import Cell, Plan, TaskPlan
 from ..provenance import Provenance, package_versions, read_provenance
 from ..stages.analyse import ANALYSIS, read_analysis
-from ..stages.answers import PREDICTIONS
+from ..stages.answers import read_predictions
 from ..stages.distill import has_adapter, read_steps
 from ..stages.evaluate import eval_specs
-from ..stages.prepare import EVALUATION, read_locations
+from ..stages.prepare import EVALUATION, read_examples, read_locations
 from ..stages.resolve import resolve_auto_settings
 from ..stages.stage import Stage
 from .folders import read_index, write_folder
@@ -241,7 +241,7 @@ class TaskResults:
     def __init__(self, study: Study, prepare: Stage, *evaluations: Stage) -> None:
         self.study = study
         self.examples = prepare.artifact
-        self.models = [stage.artifact.read_table(PREDICTIONS) for stage in evaluations]
+        self.models = [read_predictions(stage.artifact) for stage in evaluations]
         first = evaluations[0]
         self.specs = eval_specs(study, first.inputs.get("curve"))
         self.evaluation = first.output()
@@ -264,7 +264,7 @@ class TaskResults:
         for documents, spec in zip(self.study.prompt_lengths, self.specs, strict=True):
             label = f"{documents} documents"
             prompts.append(EvaluatedPrompts(label, documents, self.models, spec.slot_of_rank))
-        data, examples = self.study.data, self.examples.read_table(EVALUATION)
+        data, examples = self.study.data, read_examples(self.examples, EVALUATION)
         chat = self.evaluation.details().get("chat")  # not of a server, which applies its own template
         return EvaluatedTask(data.metric, data.wording, examples, read_locations(self.examples), prompts, chat)
 

@@ -15,7 +15,7 @@ from pos2distill.store.artifacts import Artifact
 from pos2distill.store.storage import RUN_FILE
 from pos2distill.urls import open_url, storage_errors
 
-from ..stages.answers import PREDICTIONS, read_refused
+from ..stages.answers import read_predictions, read_refused
 from .artifact_lookup import no_such_run, open_folder
 
 _EVALUATION = "evaluation"  # the folder of the results of `evaluate`
@@ -47,7 +47,7 @@ class RunSummary:
         """The answers of a model, at the prompt length of its curve."""
         artifact = Artifact.in_folder(_parent(self.folder), self.artifacts[model])
         refused = read_refused(artifact)["example_id"].to_pylist()
-        return to_grid(artifact.read_table(PREDICTIONS), self.curves[model].documents, refused)
+        return to_grid(read_predictions(artifact), self.curves[model].documents, refused)
 
 
 _RUN_SUMMARY = pydantic.TypeAdapter(RunSummary)
@@ -165,7 +165,7 @@ def _read_summary(fs: fsspec.AbstractFileSystem, folder: str) -> dict[str, Any]:
     """The content of a folder's `summary.json`: an object with a name."""
     try:
         summary = json.loads(fs.cat_file(f"{folder}/summary.json"))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise _corrupt_summary(folder) from None
     if not isinstance(summary, dict) or "name" not in summary:
         raise _corrupt_summary(folder)

@@ -26,9 +26,9 @@ from pos2distill.tasks.permutations import advantageous_slots
 
 from ..artifact_names import BASE_ANALYSIS, DISTILLED_ANALYSIS
 from ..progress import show_stage
-from .answers import PREDICTIONS, PROMPT_FIELDS
+from .answers import PROMPT_FIELDS, read_predictions
 from .plan_context import PlanContext
-from .prepare import EVALUATION, evaluation_examples
+from .prepare import EVALUATION, evaluation_examples, read_examples
 from .resolve import resolve_auto_settings, with_distilled
 from .sample import TEACHERS
 from .stage import RunContext, Stage, recorded_seconds
@@ -92,7 +92,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
         else:
             responses, counts = _answer(stage, base, context, answer_parts)
         passes = _pass(study, base.model, context, responses, pass_parts, stage.name)
-    predictions = stage.inputs["predictions"].artifact.read_table(PREDICTIONS)
+    predictions = read_predictions(stage.inputs["predictions"].artifact)
     summary = summarise_analysis(study, passes, predictions, _examples(stage))
     counts["passes"] = pc.sum(pc.list_value_length(passes["kl"])).as_py() or 0
     artifact.write_table(PASSES, passes)
@@ -114,7 +114,7 @@ def _answer(stage: Stage, study: Study, context: RunContext, parts: TableParts) 
     Answers that the evaluation has are taken from it, so that no engine starts if it evaluated that slot. Others are
     stored in parts as they come.
     """
-    records = stage.inputs["examples"].artifact.read_table(EVALUATION).to_pylist()[: _settings(study).examples]
+    records = read_examples(stage.inputs["examples"].artifact, EVALUATION).to_pylist()[: _settings(study).examples]
     ids = [record["example_id"] for record in records]
     evaluated = _evaluated_answers(stage, study, records)
     answered = pa.concat_tables([evaluated, parts.read()])["example_id"]
@@ -135,8 +135,9 @@ def _evaluated_answers(stage: Stage, study: Study, records: Sequence[dict[str, A
     from pos2distill.models.load import load_tokenizer
     from pos2distill.sampling.postprocess import response_processor
 
-    predictions = stage.inputs["predictions"].artifact.read_table(
-        PREDICTIONS, ["example_id", "documents", "order", "slots", "sampled_ids", "finish_reason"]
+    predictions = read_predictions(
+        stage.inputs["predictions"].artifact,
+        ["example_id", "documents", "order", "slots", "sampled_ids", "finish_reason"],
     )
     # The data set's order of the distractors alone, which the passes use.
     shown = (pc.field("documents") == study.data.documents) & (pc.field("order") == 0)
@@ -215,7 +216,7 @@ def _create_passes(study: Study, base: ModelSection, pool: PoolSection) -> Table
 
 def _examples(stage: Stage) -> dict[str, Example]:
     examples = {}
-    for record in stage.inputs["examples"].artifact.read_table(EVALUATION).to_pylist():
+    for record in read_examples(stage.inputs["examples"].artifact, EVALUATION).to_pylist():
         examples[record["example_id"]] = example_from_row(record)
     return examples
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from pos2distill.config import Study
 from pos2distill.errors import TransientError, UserError
-from pos2distill.records import REFUSAL_SCHEMA
+from pos2distill.records import PREDICTION_SCHEMA, REFUSAL_SCHEMA
 from pos2distill.sampling.blocks import examples_per_block, index_blocks
 from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.generate import require_responses
@@ -27,6 +27,7 @@ from pos2distill.store.parts import TableParts, finished_examples, prediction_pa
 from pos2distill.tasks.thoughts import count_thoughts
 
 from ..progress import show_stage
+from .prepare import read_examples
 from .stage import Input, RunContext, Stage
 
 PREDICTIONS = "predictions.parquet"
@@ -133,7 +134,7 @@ def _require_few_refused(refused: pa.Table, count: int, max_fraction: float, url
 
 def _missing(examples: Input, file: str, count: int, finished: pa.Array) -> npt.NDArray[np.int64]:
     """Indices of the first `count` examples of a file that are not finished."""
-    ids = examples.artifact.read_table(file, ["example_id"])["example_id"][:count]
+    ids = read_examples(examples.artifact, file, ["example_id"])["example_id"][:count]
     return np.flatnonzero(~pc.is_in(ids, value_set=finished).to_numpy())
 
 
@@ -170,6 +171,15 @@ def publish(
     prediction_parts(artifact).remove()
     refusal_parts(artifact).remove()
     return manifest
+
+
+def read_predictions(artifact: Artifact, columns: list[str] | None = None) -> pa.Table:
+    """The answers of a finished evaluation, as a table of `PREDICTION_SCHEMA` or some of its columns.
+
+    Raises:
+        UserError: if the file is missing or corrupt, or has another number of rows than the manifest counts.
+    """
+    return artifact.read_table(PREDICTIONS, columns, schema=PREDICTION_SCHEMA, count="prompts")
 
 
 def read_refused(artifact: Artifact) -> pa.Table:

@@ -18,6 +18,7 @@ from ..artifact_names import EXAMPLES
 from .stage import Digests, Input, RunContext, Stage
 
 TRAIN, EVALUATION = "train.parquet", "evaluation.parquet"
+_COUNTS = {TRAIN: "train", EVALUATION: "eval"}  # of the manifest
 _LOCATIONS = "locations.json"
 
 # How questions are worded and scored does not matter here, and `longest_prompt` stands for the prompt lengths.
@@ -52,9 +53,18 @@ def evaluation_examples(stage: Stage, digests: Digests) -> Input:
     return Input(stage.artifact, digests.fingerprint(restrict(stage.study, fields), derived=stage.derived))
 
 
+def read_examples(examples: Artifact, file: str, columns: list[str] | None = None) -> pa.Table:
+    """The prepared examples for training or evaluation, as a table of `EXAMPLE_SCHEMA` or some of its columns.
+
+    Raises:
+        UserError: if the file is missing or corrupt, or has another number of rows than the manifest counts.
+    """
+    return examples.read_table(file, columns, schema=EXAMPLE_SCHEMA, count=_COUNTS[file])
+
+
 def training_ids(examples: Artifact) -> pa.Array:
     """Ids of the training examples in their order. The index in it stands for the example from here on."""
-    return examples.read_table(TRAIN, ["example_id"])["example_id"].combine_chunks()
+    return read_examples(examples, TRAIN, ["example_id"])["example_id"].combine_chunks()
 
 
 def count_training(examples: Artifact, *, at_most: int) -> int:

@@ -46,7 +46,9 @@ class EvaluationSection(Section):
     also_evaluate: tuple[str, ...] = Field(
         (), description="other recipes, by name or path, on whose data both models are evaluated too"
     )
-    bootstrap_samples: int = Field(2000, ge=100, description="bootstrap samples for the confidence intervals")
+    bootstrap_samples: int = Field(
+        2000, ge=100, le=100_000, description="bootstrap samples for the confidence intervals"
+    )
     seed: int = Field(
         0,
         ge=0,

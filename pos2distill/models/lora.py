@@ -51,8 +51,24 @@ def add_adapters(lm: PreTrainedModel, lora: LoraSection, *, seed: int) -> None:
 
 
 def check_targets(model: ModelSection, lora: LoraSection) -> None:
-    """Raise the UserError that `add_adapters` would raise, reading the model's config only."""
-    _targets(empty_model(model), lora)
+    """Raise the UserError that `add_adapters` would raise, reading the model's config only.
+
+    Raises:
+        UserError: also if the rank is larger than that of every layer that gets an adapter.
+    """
+    lm = empty_model(model)
+    targets = _targets(lm, lora)
+    decoder: nn.Module = lm.get_decoder()  # type: ignore[no-untyped-call]
+    ranks = [
+        min(module.in_features, module.out_features)
+        for name, module in decoder.named_modules()
+        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in targets
+    ]
+    if lora.rank > max(ranks):
+        raise UserError(
+            f"training.lora.rank: {lora.rank}, but the adapted layers of {model.path} have at most rank {max(ranks)}; "
+            f"lower it"
+        )
 
 
 @contextmanager

@@ -100,7 +100,7 @@ class Artifact:
             if not all(isinstance(each, dict) for each in (manifest.counts, manifest.seconds, manifest.details)):
                 raise TypeError("expected objects as counts, seconds and details")
             return manifest
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(f"{path}: corrupt manifest ({error}); delete {self.url} and run again") from None
 
     @contextmanager
@@ -188,14 +188,27 @@ class Artifact:
             for table in tables:
                 writer.write_table(table, row_group_size=ROW_GROUP_SIZE)
 
-    def read_table(self, name: str, columns: list[str] | None = None) -> pa.Table:
+    def read_table(
+        self, name: str, columns: list[str] | None = None, *, schema: pa.Schema | None = None, count: str = ""
+    ) -> pa.Table:
         """Read one Parquet file of the artifact.
 
+        Args:
+            schema: that of the whole file, if it is checked. count: the name of its number of rows in the manifest's
+                counts, if that is checked.
         Raises:
-            UserError: see `reading`.
+            UserError: see `reading`; the file is also corrupt if it has other columns or another number of rows.
         """
         with self.reading(name):
-            return read_table(self.fs, f"{self.path}/{name}", columns)
+            table = read_table(self.fs, f"{self.path}/{name}", columns)
+            if schema is not None and table.schema != pa.schema(
+                [schema.field(each) for each in columns or schema.names]
+            ):
+                raise ValueError("its columns are not those of the table")
+        manifest = self.manifest() if count else None
+        if manifest is not None and manifest.counts.get(count) != len(table):
+            raise UserError(f"{self.url}/{name}: {_again('corrupt', self.url)}")
+        return table
 
     def write_json(self, name: str, value: Any) -> None:
         """Write one JSON file of the artifact, atomically."""
@@ -223,7 +236,7 @@ class Artifact:
         with storage_errors(self.url, "runtime.storage"):
             try:
                 yield
-            except (FileNotFoundError, pa.ArrowException, ValueError, KeyError) as error:
+            except (FileNotFoundError, pa.ArrowException, ValueError, KeyError, RecursionError) as error:
                 missing = isinstance(error, FileNotFoundError)
                 raise UserError(f"{self.url}/{name}: {_again('missing' if missing else 'corrupt', self.url)}") from None
             except OSError as error:

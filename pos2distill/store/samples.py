@@ -2,7 +2,8 @@
 
 A part is named after the ids of its samples, so a batch that is written twice (its actor died after the write) gives
 one file. Writers that race may leave a sample in several parts; every reader uses the first of them in the order of
-part names. A corrupt part is named in the log, moved from `parts/` to `quarantine/`, and its samples count as missing.
+part names. A corrupt part is named in the log, moved from `parts/` to `quarantine/`, and its samples count as missing;
+a store that is opened read-only refuses it instead.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from fsspec.implementations.local import LocalFileSystem
 
-from pos2distill.errors import CorruptPart
+from pos2distill.errors import CorruptPart, UserError
 from pos2distill.literal_paths import list_matching, move
 from pos2distill.parquet import open_parquet
 from pos2distill.records import SAMPLE_SCHEMA
@@ -71,10 +72,14 @@ class SampleStore:
     """The samples of one artifact.
 
     `ids` is always the list of all sample ids (`sample_ids`), each of them once. `indices` are indices into it.
+
+    Args:
+        read_only: raise UserError for a part that is corrupt or missing, instead of moving it.
     """
 
-    def __init__(self, artifact: Artifact) -> None:
+    def __init__(self, artifact: Artifact, *, read_only: bool = False) -> None:
         self.artifact = artifact
+        self.read_only = read_only
         self.folder = f"{artifact.path}/parts"
         self.quarantine = f"{artifact.path}/quarantine"
 
@@ -90,6 +95,8 @@ class SampleStore:
         Returns: the part's name.
         """
         name = _part_name(samples["sample_id"])
+        # Again: of a finished artifact, somebody may have deleted it.
+        self.artifact.fs.makedirs(self.folder, exist_ok=True)
         write_table(self.artifact.fs, f"{self.folder}/{name}", samples.cast(SAMPLE_SCHEMA))
         return name
 
@@ -225,6 +232,7 @@ class SampleStore:
 
         Raises:
             CorruptPart: if the part is corrupt, and now quarantined, or missing.
+            UserError: instead, if the store is read-only.
         """
         path = f"{self.folder}/{name}"
         fs = self.artifact.fs
@@ -234,11 +242,18 @@ class SampleStore:
         try:
             data = fs.cat_file(path)
         except FileNotFoundError:
+            if self.read_only:
+                raise UserError(f"{path}: not found any more; run the same command again") from None
             raise CorruptPart(f"{path}: not found; its samples will be made again") from None
         try:
             return _parse(pa.BufferReader(data), name, SAMPLE_SCHEMA.names).select(columns)
         except _CORRUPTION_ERRORS as error:
-            raise self._quarantine(name, str(error).partition("\n")[0]) from None
+            reason = str(error).partition("\n")[0]
+            if self.read_only:
+                raise UserError(
+                    f"{path}: corrupt ({reason}); a run that trains on its samples makes them again"
+                ) from None
+            raise self._quarantine(name, reason) from None
 
     def _quarantine(self, name: str, reason: str) -> CorruptPart:
         """Move a part to `quarantine/`, log it, and return the error to raise."""

@@ -37,7 +37,7 @@ def _belongs_to(storage: str, name: str) -> bool:
     if fs.exists(marker):
         try:
             owner = json.loads(fs.cat_file(marker))["name"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(f"{storage}: corrupt {RUN_FILE} ({error}); choose another runtime.storage") from None
         if owner != name:
             raise UserError(

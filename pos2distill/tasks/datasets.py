@@ -241,8 +241,8 @@ def draw_distractors(example: Example, pool: Sequence[Document], count: int, see
             return replace(example, documents=(*example.documents, *drawn))
     raise UserError(
         f"{path}: only {len(drawn)} of {count} distractors can be drawn for {example.question!r}; "
-        f"lower the documents to {len(example.documents) + len(drawn)} (data.documents, evaluation.other_documents) or "
-        f"add records"
+        f"lower the documents to {len(example.documents) + len(drawn)} (data.documents, or --documents with --model; "
+        f"evaluation.other_documents) or add records"
     )
 
 
@@ -288,7 +288,8 @@ def _fit(example: Example, data: DataSection, documents: int, location: str) -> 
             return "too_few_documents"
         raise UserError(
             f"{location}: documents: found {len(example.documents)}, but prompts of {documents} slots are asked for "
-            f"(data.documents or --documents, evaluation.other_documents); set data.distractors=random, or lower them"
+            f"(data.documents, or --documents with --model; evaluation.other_documents); set data.distractors=random, "
+            f"or lower them"
         )
     return example
 

@@ -8,6 +8,7 @@ import yaml
 from transformers import LlamaConfig
 
 from benchmarks.validator.other_tools import REPORT, objects_and_pods
+from benchmarks.wrong_input.count import KINDS
 from pipelines.checks.model_checks import check_against_model
 from pipelines.cli.help_texts import examples
 from pos2distill.config import METHODS
@@ -168,6 +169,15 @@ def test_table_of_wrong_input_names_tests_that_exist() -> None:
     assert len(inputs) > 30
     assert all(named_tests(cells[2]) for cells in inputs)
     assert named_tests(table) <= defined_tests()
+
+
+def test_counted_tests_of_wrong_input_exist() -> None:
+    """pytest finds none of a kind if the path of one is wrong."""
+    for kind in KINDS.values():
+        for test in kind:
+            file, _, name = test.partition("::")
+            text = (project_root() / "tests" / "unit" / file).read_text()
+            assert f"def {name}" in text, test
 
 
 def test_counts_of_wrong_input_are_those_of_the_report() -> None:

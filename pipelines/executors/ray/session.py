@@ -17,12 +17,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from pos2distill.config import PoolSection, Runtime, TrainersSection
 from pos2distill.environment import names_cluster, set_ray_variables
 from pos2distill.errors import TransientError, UserError, warn_once
+from pos2distill.hardware import local_cpus
 from pos2distill.node_pools import POOLS_LABEL, SAMPLER_UNITS_PER_ACTOR, SAMPLING, TRAINING
 
 from .errors import find_corrupt_part, find_fault, find_user_error
-
-# Several small processes that mostly wait share a laptop's cores; with fewer logical CPUs the pipeline starves.
-_MIN_LOCAL_CPUS = 6
 
 
 @contextmanager
@@ -194,9 +192,8 @@ def connect() -> None:
     if names_cluster():
         ray.init(**quiet)
     else:
-        cpus = max(_MIN_LOCAL_CPUS, os.cpu_count() or 1)
         # `local` starts a new Ray even if another one is running on this machine with other resources.
-        ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
+        ray.init(address="local", num_cpus=local_cpus(), include_dashboard=False, **quiet)
     # Python sets signal handlers in the main thread only.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, previous)

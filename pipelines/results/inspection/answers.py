@@ -11,9 +11,9 @@ from pos2distill.records import Slots, example_from_row
 from pos2distill.store.artifacts import Artifact
 
 from ...artifact_names import BASE_SCORES
-from ...stages.answers import PREDICTIONS, read_refused
+from ...stages.answers import read_predictions, read_refused
 from ...stages.evaluate import eval_specs
-from ...stages.prepare import EVALUATION, read_locations
+from ...stages.prepare import EVALUATION, read_examples, read_locations
 from ...stages.stage import Input
 from ..artifact_lookup import input_artifact, list_artifacts, provenance_of, study_of
 from .rows import InspectedRow, PromptParts, Row
@@ -29,7 +29,7 @@ def answer_rows(artifact: Artifact, study: Study) -> Iterator[InspectedRow]:
     answers = {model: _by_variant(scores) for model, scores in _models(artifact, study, examples).items()}
     locations = read_locations(examples)
     slots_of_ranks = _slots_of_ranks(artifact, study)
-    for record in examples.read_table(EVALUATION).to_pylist():
+    for record in read_examples(examples, EVALUATION).to_pylist():
         example = example_from_row(record)
         attribution = Attribution(example.question, study.data.metric, golds_first(example))
         of_example = {model: by_example.get(example.example_id, {}) for model, by_example in answers.items()}
@@ -85,7 +85,7 @@ def _asked_with(study: Study) -> list[Any]:
 def _by_variant(artifact: Artifact) -> dict[str, dict[_PromptVariant, _Answer]]:
     """Predictions and refusals by example, then by the variant of its prompt."""
     found: dict[str, dict[_PromptVariant, _Answer]] = {}
-    for row in artifact.read_table(PREDICTIONS).to_pylist() + read_refused(artifact).to_pylist():
+    for row in read_predictions(artifact).to_pylist() + read_refused(artifact).to_pylist():
         found.setdefault(row["example_id"], {})[row["documents"], row["placement"], row["order"]] = row
     return found
 

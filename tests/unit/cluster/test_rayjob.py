@@ -333,6 +333,8 @@ def test_submit_and_status_report_a_gate_that_failed(
     ("words", "message"),
     [
         (["submit", "gke", "evalute", *WORDS[1:]], "cluster submit: evalute: no such command; did you mean 'evaluate'"),
+        (["render", "gke", "quickstart", "spec=3"], "spec=3: expected spec.section.field=value"),
+        (["status", "gke", "spec={}"], "spec={}: expected spec.section.field=value"),
         (["render", "gke", "evalute", "quickstart"], "cluster render: evalute: no such command; did you mean 'evalu"),
         (
             ["render", "gke", "evaluate"],

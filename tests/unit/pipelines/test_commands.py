@@ -175,3 +175,18 @@ def test_describe_refuses_a_sweep_where_the_command_does(make_recipe: Callable[.
     for command in ("evaluate", "analyse", "sample", "distill"):
         with pytest.raises(UserError, match="is a sweep of several studies; this command takes one study"):
             describe(recipe, command)
+
+
+def test_run_distill_shows_what_it_sampled_while_it_trained(
+    make_recipe: Callable[..., Recipe], capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe(runtime={"executor": "local"})
+    run_distill(recipe)
+    printed = capsys.readouterr()
+    assert [line.split()[0] for line in printed.out.splitlines() if "  " in line] == [
+        *("prepare", "sample", "distill", "checkpoint"),
+    ]
+    assert "sample              streamed  wanted 8, sampled 8, kept 8, surplus 0, wrong 0, empty 0, " in printed.out
+    assert "warning: sample: 8 of 8 answers were cut at sampling.max_new_tokens" in printed.err
+    run_distill(recipe)
+    assert "sample              cached  wanted 8, " in capsys.readouterr().out

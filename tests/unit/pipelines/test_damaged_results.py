@@ -92,11 +92,25 @@ def _to_file(path: Path) -> None:
     path.write_text("")
 
 
+def _to_other_columns(path: Path) -> None:
+    pq.write_table(pa.table({"other": [1]}), path)
+
+
+def _cut_rows(path: Path) -> None:
+    pq.write_table(pq.read_table(path).slice(0, 3), path)
+
+
+def _nest(path: Path) -> None:
+    path.write_text("[" * 100_000)
+
+
 Damage = Callable[[Path], None]
 AGAIN = "and run again to make it again"
 UNUSABLE = "corrupt, or of another version; expected how the artifact was made"
 EARLIER = "corrupt, or of an earlier version; expected"
 SUMMARY = "corrupt; expected what `report` writes; run `report` for this run to make it again"
+# It asks both models, and is refused before it asks the first one.
+RESUMED = ["study", "evaluation.max_new_tokens=9"]
 # The damaged path, the damage, the command, words of the line.
 CASES: list[tuple[str, Damage, list[str], str]] = [
     ("base-scores-*/predictions.parquet", _remove, ["report"], f"predictions.parquet: missing; delete DIR {AGAIN}"),
@@ -104,10 +118,14 @@ CASES: list[tuple[str, Damage, list[str], str]] = [
     ("base-scores-*/predictions.parquet", _remove, ["evaluate"], f"predictions.parquet: missing; delete DIR {AGAIN}"),
     ("base-scores-*/predictions.parquet", _halve, ["report"], f"predictions.parquet: corrupt; delete DIR {AGAIN}"),
     ("base-scores-*/predictions.parquet", _empty, ["study"], f"predictions.parquet: corrupt; delete DIR {AGAIN}"),
+    ("base-scores-*/predictions.parquet", _to_other_columns, ["report"], f"parquet: corrupt; delete DIR {AGAIN}"),
+    ("base-scores-*/predictions.parquet", _cut_rows, ["report"], f"predictions.parquet: corrupt; delete DIR {AGAIN}"),
+    ("distilled-scores-*/predictions.parquet", _cut_rows, ["evaluate"], f"parquet: corrupt; delete DIR {AGAIN}"),
     ("distilled-scores-*/predictions.parquet", _garble, ["report"], f"parquet: corrupt; delete DIR {AGAIN}"),
     ("distilled-scores-*/predictions.parquet", _to_folder, ["report"], "predictions.parquet"),
     ("base-scores-*/manifest.json", _garble, ["report"], "corrupt manifest"),
     ("base-scores-*/manifest.json", _to_list, ["study"], "corrupt manifest"),
+    ("base-scores-*/manifest.json", _nest, ["report"], "corrupt manifest"),
     ("checkpoint-*/manifest.json", _empty, ["study"], "corrupt manifest"),
     (
         "base-scores-*/manifest.json",
@@ -124,6 +142,20 @@ CASES: list[tuple[str, Damage, list[str], str]] = [
     ("base-scores-*/manifest.json", _with_lists, ["report"], "corrupt manifest (expected objects as counts, seconds"),
     ("checkpoint-*/manifest.json", _to_folder, ["study"], "manifest.json"),
     ("checkpoint-*/model", _remove, ["study"], f"model: missing; delete DIR {AGAIN}"),
+    ("checkpoint-*/model", _remove, RESUMED, f"model: missing; delete DIR {AGAIN}"),
+    (
+        "checkpoint-*/model/model.safetensors",
+        _halve,
+        RESUMED,
+        "model: corrupt (DIR/model/model.safetensors: its header",
+    ),
+    ("checkpoint-*/model/model.safetensors", _halve, RESUMED, f"; delete DIR {AGAIN}"),
+    ("checkpoint-*/model/model.safetensors", _garble, RESUMED, "model: corrupt (DIR/model/model.safetensors: is not a"),
+    ("checkpoint-*/model/model.safetensors", _remove, RESUMED, "model: corrupt (DIR/model: holds no weights"),
+    ("checkpoint-*/model/config.json", _garble, RESUMED, "model: corrupt (DIR/model"),
+    ("checkpoint-*/model/config.json", _remove, RESUMED, "model: corrupt (DIR/model"),
+    ("checkpoint-*/model/tokenizer.json", _garble, RESUMED, "model: corrupt (DIR/model"),
+    ("checkpoint-*/model/tokenizer.json", _remove, RESUMED, "model: corrupt (DIR/model"),
     ("checkpoint-*/steps", _remove, ["study"], f"steps: missing; delete DIR {AGAIN}"),
     ("checkpoint-*/steps", _remove, ["report"], f"steps: missing; delete DIR {AGAIN}"),
     ("checkpoint-*/steps/*.jsonl", _garble, ["report"], f"steps: corrupt; delete DIR {AGAIN}"),
@@ -134,6 +166,9 @@ CASES: list[tuple[str, Damage, list[str], str]] = [
         ["study", "training.epochs=2"],
         f"train.parquet: missing; delete DIR {AGAIN}",
     ),
+    ("examples-*/train.parquet", _cut_rows, ["distill", "training.epochs=2"], f"parquet: corrupt; delete DIR {AGAIN}"),
+    ("examples-*/train.parquet", _to_other_columns, ["distill", "training.epochs=2"], "train.parquet: corrupt"),
+    ("examples-*/evaluation.parquet", _cut_rows, ["report"], f"evaluation.parquet: corrupt; delete DIR {AGAIN}"),
     ("examples-*/train.parquet", _halve, ["distill", "training.epochs=2"], "train.parquet: corrupt; delete DIR"),
     (
         "examples-*/evaluation.parquet",
@@ -145,8 +180,10 @@ CASES: list[tuple[str, Damage, list[str], str]] = [
     ("checkpoint-*/provenance.json", _to_object, ["report"], f"provenance.json: {UNUSABLE}; delete DIR {AGAIN}"),
     ("checkpoint-*/model/config.json", _to_list, ["report"], f"config.json: corrupt; delete DIR {AGAIN}"),
     ("checkpoint-*/model/config.json", _remove, ["report"], f"config.json: missing; delete DIR {AGAIN}"),
+    ("examples-*/locations.json", _nest, ["report"], f"locations.json: corrupt; delete DIR {AGAIN}"),
     ("examples-*/locations.json", _to_list, ["report"], f"locations.json: corrupt; delete DIR {AGAIN}"),
     ("run.json", _garble, ["study"], "corrupt run.json"),
+    ("run.json", _nest, ["report"], "corrupt run.json"),
     ("run.json", _to_list, ["report"], "corrupt run.json"),
     ("run.json", _to_folder, ["report"], "run.json"),
     ("run.json", _remove, ["study"], "is not empty and holds no run (no run.json)"),
@@ -182,7 +219,7 @@ def _with_text_as_mean(path: Path) -> None:
     path.write_text(json.dumps(summary))
 
 
-@pytest.mark.parametrize("damage", [_garble, _empty, _to_list, _to_object, _with_text_as_mean])
+@pytest.mark.parametrize("damage", [_garble, _empty, _to_list, _to_object, _nest, _with_text_as_mean])
 @pytest.mark.parametrize("command", ["runs", "compare"])
 def test_runs_and_compare_name_a_damaged_summary(
     recipe: str, command: str, damage: Damage, capsys: pytest.CaptureFixture[str]
@@ -219,10 +256,6 @@ def test_a_damaged_report_is_written_again(recipe: str, pattern: str, damage: Da
     after = json.loads(_path(recipe, "report/summary.json").read_text())
     assert after["fingerprint"] == before["fingerprint"]
     assert _path(recipe, "report/index.html").stat().st_size > 10_000
-
-
-def _to_other_columns(path: Path) -> None:
-    pq.write_table(pa.table({"other": [1]}), path)
 
 
 def _rename_to_no_number(path: Path) -> None:

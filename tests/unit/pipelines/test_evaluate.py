@@ -317,8 +317,21 @@ def test_evaluate_refuses_wrong_addresses_and_names(server: FakeServer, capsys: 
             "--slots: cannot read the value: ",
         ),
         (
+            ["evaluate", "--model", "m", "--data", "d", "--slots", "9", "--documents", "4"],
+            "--slots: 9 slots, but there are 4; lower it, or set it to all",
+        ),
+        (
+            ["evaluate", "--model", "m", "--data", "d", "--examples", "0"],
+            "--examples: input should be greater than or equal to 1, got 0",
+        ),
+        (["evaluate", "--model", "m", "--data", "d", "--documents", "1"], "--documents: input should be greater than"),
+        (
+            ["evaluate", "--model", "m", "--data", "d", "evaluation.slots=21"],
+            "evaluation.slots: 21 slots, but there are 20",
+        ),
+        (
             ["evaluate", "--model", "m", "--data", "d", "--base-url", "localhost"],
-            "runtime.endpoint.base_url: expected a URL, for example http://127.0.0.1:8000/v1",
+            "--base-url: expected a URL, for example http://127.0.0.1:8000/v1",
         ),
         (
             ["evaluate", "quickstart", "model.engine=openai"],
@@ -354,7 +367,8 @@ def test_evaluate_refuses_wrong_addresses_and_names(server: FakeServer, capsys: 
         ),
         (
             ["study", "quickstart", "data.train_examples=0"],
-            "data.train_examples: 0 is for the command evaluate only: there is nothing to train on",
+            "data.train_examples: 0 is for the command evaluate only: there is nothing to train on; set "
+            "data.train_examples and data.eval_fraction",
         ),
     ],
 )

@@ -145,14 +145,14 @@ def test_lines_of_training(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         lambda: tracker.count_step(6, 3, 0.5),
     )
     progress.show_lines(progress.tracked(tracker.spec, tracker.read), script)
-    rest = "sampled 3, kept 3"
+    trained, rest = "samples trained on (all epochs)", "sampled 3, kept 3"
     assert capsys.readouterr().err.splitlines() == [
-        f"distill: 0 of 6 samples; starting processes and loading models, 1 s so far; {rest}",
-        f"distill: 0 of 6 samples; time left unknown; {rest}, samplers 1",
-        f"distill: 2 of 6 samples; time left unknown; {rest}, samplers 1, step 1, loss 0.5000",
-        f"distill: 2 of 6 samples; time left unknown; {rest}, samplers 1, step 1, loss 0.5000",
-        f"distill: 4 of 6 samples; 1.00 a second, 00:02 left; {rest}, samplers 1, step 2, loss 0.5000",
-        f"distill: 6 of 6 samples; 1.33 a second, 00:00 left; {rest}, samplers 1, step 3, loss 0.5000",
+        f"distill: 0 of 6 {trained}; starting processes and loading models, 1 s so far; {rest}",
+        f"distill: 0 of 6 {trained}; time left unknown; {rest}, samplers 1",
+        f"distill: 2 of 6 {trained}; time left unknown; {rest}, samplers 1, step 1, loss 0.5000",
+        f"distill: 2 of 6 {trained}; time left unknown; {rest}, samplers 1, step 1, loss 0.5000",
+        f"distill: 4 of 6 {trained}; 1.00 a second, 00:02 left; {rest}, samplers 1, step 2, loss 0.5000",
+        f"distill: 6 of 6 {trained}; 1.33 a second, 00:00 left; {rest}, samplers 1, step 3, loss 0.5000",
     ]
 
 
@@ -166,7 +166,10 @@ def test_bar_of_a_resumed_run_begins_where_the_run_before_ended(monkeypatch: pyt
     script = Scripted(monkeypatch, nothing, *steps)
     progress.show_bar(progress.tracked(tracker.spec, tracker.read), script)
     drawn = [line for line in terminal.getvalue().split("\r") if ", " in line]
-    states = [re.sub(r".*\| (\d+/90 samples) \[[\d:]+, (.*?)[;\]].*", r"\1, \2", line.strip()) for line in drawn]
+    states = [
+        re.sub(r".*\| (\d+/90 samples) trained on \(all epochs\) \[[\d:]+, (.*?)[;\]].*", r"\1, \2", line.strip())
+        for line in drawn
+    ]
     assert states[:5] == [
         "45/90 samples, starting processes and loading models",
         "48/90 samples, time left unknown",
@@ -184,13 +187,13 @@ def test_show_progress_shows_the_last_figures(
     with show_progress(tracker.spec, tracker.read):
         tracker.count_step(4, 2, 0.4)
     (*_, last) = capsys.readouterr().err.splitlines()
-    assert last == "distill: 4 of 4 samples; sampled 0, kept 0, step 2, loss 0.4000"
+    assert last == "distill: 4 of 4 samples trained on (all epochs); sampled 0, kept 0, step 2, loss 0.4000"
 
 
 @pytest.mark.usefixtures("every_second")
 def test_lines_of_a_stage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     stage = StageProgress(done=1)
-    counted = progress.Counted("evaluate base", 6, 1, "prompt", stage.figures)
+    counted = progress.Counted("evaluate base", 6, 1, "prompts", stage.figures)
     script = Scripted(monkeypatch, nothing, lambda: stage.update(2, "best 0.5"), lambda: stage.update(2, "best 0.5"))
     progress.show_lines(counted, script)
     assert capsys.readouterr().err.splitlines() == [

@@ -107,16 +107,17 @@ def test_is_packed_takes_files_and_folders() -> None:
 
 WORD = "hunter2"  # in the position of a password
 STORAGE = "runtime.storage=/mnt/shared/runs"
-RELATIVE = (
-    "a job's own folder is deleted with it; set a URL, or the absolute path of a folder that all nodes share, got"
-)
+SHARED = "set a URL, or the absolute path of a folder that all nodes share"
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["quickstart"], f"runtime.storage: {RELATIVE} nothing"),
-        (["study", "quickstart", "runtime.storage=runs/x"], f"runtime.storage: {RELATIVE} runs/x"),
+        (["quickstart"], f"runtime.storage: missing; {SHARED}\n"),
+        (
+            ["study", "quickstart", "runtime.storage=runs/x"],
+            f"runtime.storage: runs/x is in the job's own folder, which is deleted with it; {SHARED}\n",
+        ),
         (["quickstrat", STORAGE], "quickstrat: no such recipe; did you mean 'quickstart'?"),
         (
             ["quickstart", STORAGE, "training.epoch=1"],

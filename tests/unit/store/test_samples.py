@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pos2distill.errors import CorruptPart
+from pos2distill.errors import CorruptPart, UserError
 from pos2distill.records import SAMPLE_SCHEMA, SCHEMA_VERSION
 from pos2distill.store.samples import SampleStore
 from tests.support.stores import make_samples, open_store
@@ -253,6 +253,40 @@ def test_load_quarantines_a_part_with_corrupt_data(storage: str, caplog: pytest.
     with pytest.raises(CorruptPart, match=rf"^{re.escape(path)}: not found; its samples will be made again$"):
         store.tally(index)
     assert missing_in(store.index(["a", "b"])) == [1]
+
+
+@pytest.mark.parametrize("kind", CORRUPTIONS)
+def test_a_read_only_store_refuses_a_corrupt_part_and_leaves_it(storage: str, kind: str) -> None:
+    corrupt, reason = CORRUPTIONS[kind]
+    store = open_store(storage)
+    name = store.append(make_samples("a"))
+    fs, path = store.artifact.fs, f"{store.folder}/{name}"
+    data = corrupt(fs.cat_file(path))
+    fs.pipe_file(path, data)
+    with pytest.raises(UserError) as caught:
+        SampleStore(store.artifact, read_only=True).index(["a"])
+    assert str(caught.value).startswith(f"{path}: corrupt (")
+    assert str(caught.value).endswith("); a run that trains on its samples makes them again")
+    assert reason in str(caught.value)
+    assert fs.cat_file(path) == data
+
+
+def test_a_read_only_store_refuses_a_part_that_was_removed(storage: str) -> None:
+    store = open_store(storage)
+    name = store.append(make_samples("a"))
+    reader = SampleStore(store.artifact, read_only=True)
+    index = reader.index(["a"])
+    store.artifact.fs.rm_file(f"{store.folder}/{name}")
+    message = rf"^{re.escape(f'{store.folder}/{name}')}: not found any more; run the same command again$"
+    with pytest.raises(UserError, match=message):
+        reader.load(index, indices(0))
+
+
+def test_append_makes_the_folder_of_parts_again(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    Path(store.folder).rmdir()
+    store.append(make_samples("a"))
+    assert store.index(["a"]).stored.all()
 
 
 def test_read_never_returns_a_sample_with_a_flipped_bit(tmp_path: Path) -> None:

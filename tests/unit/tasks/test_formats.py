@@ -453,8 +453,8 @@ def test_reasons_and_formats_are_all_in_the_docs() -> None:
         ),
         (
             {**GENERIC, "documents": [FOX]},
-            "line 1: documents: found 1, but prompts of 2 slots are asked for (data.documents "
-            "or --documents, evaluation.other_documents); set data.distractors=random, or lower them",
+            "line 1: documents: found 1, but prompts of 2 slots are asked for (data.documents, or --documents with "
+            "--model; evaluation.other_documents); set data.distractors=random, or lower them",
         ),
         (
             {**GENERIC, "documents": [{**FOX, "hop": "1"}, OWL]},

@@ -96,6 +96,24 @@ def test_preflight_refuses_names_of_folders_that_vllm_takes_for_patterns(
         run(make_recipe(model={"engine": "vllm", "path": str(folder)}))
 
 
+@pytest.mark.parametrize("inside", ["", "/runs/new"])
+def test_preflight_refuses_a_storage_in_the_models_folder(
+    make_recipe: Make, tiny_model_path: str, tmp_path: Path, inside: str
+) -> None:
+    """Its files are hashed as the model's, so that no later run would find what this one stored."""
+    folder = shutil.copytree(tiny_model_path, tmp_path / "model")
+    if not inside:
+        (folder / "run.json").write_text('{"name": "tiny"}')
+    recipe = make_recipe(model={"path": str(folder)}, runtime={"storage": f"{folder}{inside}"})
+    with pytest.raises(UserError) as caught:
+        run(recipe)
+    assert str(caught.value) == (
+        f"runtime.storage: {folder}{inside}: is inside the model's folder {folder}, so that what a run writes would "
+        f"make it another model; choose a folder elsewhere"
+    )
+    run(make_recipe(model={"path": str(folder)}, runtime={"storage": f"{folder}-runs"}))
+
+
 @contextmanager
 def grpc_server(**answers: Callable[..., bytes]) -> Iterator[str]:
     """A server with these calls of the service that Ray 2.60 asks first. Yields its address."""
@@ -298,6 +316,31 @@ def test_check_gpus_refuses_a_local_run_on_a_machine_without_any(
         "runtime.samplers.gpus: this machine has no GPU that torch can use; set 0, or install torch for GPUs "
         "(docs/running.md)"
     )
+
+
+@pytest.mark.parametrize(
+    ("address", "executor", "cpus", "warns"),
+    [("", "ray", 6, False), ("", "ray", 7, True), ("ADDRESS", "ray", 7, False), ("", "local", 7, False)],
+)
+def test_check_cpus_warns_of_more_than_ray_has_here(
+    make_recipe: Make,
+    address: str,
+    executor: str,
+    cpus: float,
+    warns: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    recipe = make_recipe(runtime={"executor": executor, "samplers": {"cpus": cpus}, "trainers": {"cpus": cpus}})
+    plan = make_plan(recipe)
+    machine_checks.check_cpus(PendingRun(recipe, plan, plan.stages))
+    line = (
+        "warning: runtime.samplers.cpus, runtime.trainers.cpus: more CPUs than Ray has on this machine (6); run on a "
+        "cluster (RAY_ADDRESS), or lower it\n"
+    )
+    assert capsys.readouterr().err == (line if warns else "")
 
 
 def test_preflight_warns_of_a_context_beyond_the_models(make_recipe: Make, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,6 +75,14 @@ def warnings_if_finished(capsys: pytest.CaptureFixture[str]) -> Callable[[Recipe
             {"method": {"name": "seqkd", "view": "pose", "view_weight": 3}},
             "warning: method.view_weight: has no effect, since method.view is pose",
         ),
+        (
+            {"runtime": {"endpoint": {"base_url": "http://127.0.0.1:9/v1"}}},
+            "warning: runtime.endpoint.base_url: has no effect, since model.engine is hf, not openai",
+        ),
+        (
+            {"model": {"api": "completions"}},
+            "warning: model.api: has no effect, since model.engine is hf, not openai",
+        ),
     ],
 )
 def test_warn_of_settings_names_those_of_a_method_that_is_not_chosen(

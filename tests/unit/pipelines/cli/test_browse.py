@@ -142,6 +142,17 @@ def test_inspect_samples_shows_what_was_kept(recipe: Recipe, command: Command) -
     assert len(command("inspect", folder, "--json", "--limit", "0")) == 8
 
 
+def test_inspect_samples_leaves_a_corrupt_part(recipe: Recipe, command: Command, tmp_path: Path) -> None:
+    """A command that reads does not change the run."""
+    storage = shutil.copytree(recipe.storage, tmp_path / ODD_NAME)
+    (part,) = storage.glob("samples-*/parts/*.parquet")
+    part.write_bytes(b"garbage")
+    (line,) = command("inspect", str(storage), "--samples", code=2)
+    assert line.startswith(f"error: {part}: corrupt (")
+    assert part.read_bytes() == b"garbage"
+    assert not list(storage.glob("samples-*/quarantine"))
+
+
 def test_list_artifacts_has_finished_ones_first_and_each_once(tmp_path: Path, recipe: Recipe) -> None:
     made = read_provenance(make_plan(recipe).first_sample.artifact)
     assert made is not None
@@ -503,7 +514,9 @@ def test_reports_and_artifacts_of_earlier_versions(recipe: Recipe, command: Comm
     assert command("compare", str(storage), code=2) == [
         f"error: {storage}: is a report of an earlier version; make it again with `report`"
     ]
-    (line,) = command("inspect", str(storage), code=2)
+    # Without the record of their tasks, all answers look alike.
+    (note, line) = command("inspect", str(storage), code=2)
+    assert ": the newest of 2 in " in note
     assert line.endswith("does not say how it was made; it is of an earlier version, make it again")
 
 
@@ -683,6 +696,8 @@ def test_export_refuses(recipe: Recipe, command: Command, tmp_path: Path, monkey
         f"error: {tmp_path}: expected a new or empty folder"
     ]
     monkeypatch.setattr("pipelines.results.inspection.prompt_text.PromptText.__call__", lambda *_: "another prompt")
+    (line,) = command("export", recipe.storage, "/proc/x", code=2)
+    assert line.startswith("error: /proc/x: cannot be used (No such file or directory) (FOLDER)")
     (line,) = command("export", recipe.storage, str(tmp_path / "new"), code=2)
     assert "another program would ask another prompt, so nothing is exported" in line
     assert not (tmp_path / "new").exists()
@@ -712,6 +727,40 @@ def test_push_uploads_the_checkpoint_with_its_card(
             f"error: {hub.address}: refuses this token, or it may not write there (401); set HF_TOKEN, or log in with "
             f"`hf auth login`"
         ]
+
+
+def test_several_checkpoints_of_a_storage_are_told_apart(
+    recipe: Recipe, command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As those of a sweep: `push` takes none without its folder, the others say which one they show."""
+    storage = shutil.copytree(recipe.storage, tmp_path / ODD_NAME)
+    for kind in ("checkpoint", "distilled-scores"):
+        (folder,) = (path for path in storage.glob(f"{kind}-*") if read_task(path) is None)
+        shutil.copytree(folder, storage / f"{kind}-0123")
+    (checkpoint,) = (path for path in storage.glob("checkpoint-*") if path.name != "checkpoint-0123")
+    (line,) = command("push", str(storage), "me/a-model", code=2)
+    assert line.startswith(f"error: {storage}: expected the folder of one checkpoint, found 2 in it: checkpoint-")
+    assert checkpoint.name in line
+    assert "checkpoint-0123" in line
+    assert command_line.main(["inspect", str(storage), "--limit", "1"]) == 0
+    (note, _) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(
+        rf"{re.escape(str(storage))}/distilled-scores-\w+: the newest of 2 in .+; name a folder .+", note
+    )
+    # A checkpoint that a later round of an on-policy method began with is no second one.
+    later = checkpoint / "provenance.json"
+    made = json.loads(later.read_text())
+    made["inputs"]["student"] = "checkpoint-0123"
+    later.write_text(json.dumps(made))
+    (checkpoint / "model" / "README.md").unlink()
+    (line,) = command("push", str(storage), "me/a-model", code=2)
+    assert line == f"error: {checkpoint}: has no model card yet; run `report` with its recipe first"
+
+
+def read_task(folder: Path) -> str | None:
+    """The other task that an artifact is of."""
+    task: str | None = json.loads((folder / "provenance.json").read_text())["settings"].get("task")
+    return task
 
 
 def test_push_uploads_from_another_storage(

@@ -136,6 +136,7 @@ def test_dry_run_shows_settings_and_writes_nothing(
         assert f"#   to run    {stage.name:<18}  {stage.artifact.url}\n" in shown
     assert f"#   to write  {'report':<18}  {resolved.storage}/report/index.html\n" in shown
     assert not Path(resolved.storage).exists()
+    assert "# data      records 40, duplicate 0, eval unused 15, train unused 13, train 8, eval 4, answer in " in shown
     prompt = re.search(
         r"^# prompt    4 documents: (\d+) tokens \(the longest checked\), and 8 for the answer\n((?:#   \| .*\n)+)",
         shown,
@@ -145,6 +146,20 @@ def test_dry_run_shows_settings_and_writes_nothing(
     assert "<s><|user|>Title: " in prompt[2]
     assert prompt[2].endswith("<|assistant|>\n")
     assert ("more lines (--full shows them)" in prompt[2]) != bool(options)
+
+
+def test_dry_run_names_no_method_of_a_sweep_of_methods(
+    make_recipe: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = str(tmp_path / "recipe.yaml")
+    make_recipe(sweep={"seed": [0, 1]})
+    assert command_line.main(["study", recipe, "--dry-run"]) == 0
+    assert "# method r1; all other settings have their defaults" in capsys.readouterr().out
+    make_recipe(sweep={"method.name": ["r1", "seqkd"]})
+    assert command_line.main(["study", recipe, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "\n# all other settings have their defaults" in shown
+    assert shown.count("# data      records 40") == 1
 
 
 @pytest.mark.parametrize(
@@ -187,7 +202,7 @@ def test_dry_run_shows_cached_stages(recipe: str, capsys: pytest.CaptureFixture[
         (["study", "RECIPE", "data.eval_examples=9999"], "eval examples, but data.eval_examples asks for 9999"),
         (
             ["study", "RECIPE", "evaluation.other_documents=[7]"],
-            "line 1: documents: found 6, but prompts of 7 slots are asked",
+            "line 1: documents: found 6, but prompts of 7 slots are asked for (data.documents, or --documents with",
         ),
         (["distill", "RECIPE", "runtime.mode=staged"], "run `study` first (or `sample`)"),
     ],
@@ -326,6 +341,10 @@ def test_main_refuses_wrong_words_in_one_line(arguments: list[str], capsys: pyte
             for command in ("submit --address http://127.0.0.1:1 evaluate", "cluster submit kind evaluate")
         ),
         ("runs --epochs 2", "unrecognized arguments: --epochs (see python run.py runs --help)"),
+        (
+            "submit quickstart --address http://127.0.0.1:1 --dry-run",
+            "--dry-run; the same recipe and settings with `study` and --dry-run are checked here, and nothing is sent",
+        ),
         ("recipes foo", "unrecognized arguments: foo (see python run.py recipes --help)"),
     ],
 )
@@ -345,6 +364,10 @@ def test_dry_run_refuses_json(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--fail-if-drop-above=5"], "--fail-if-drop-above and --baseline: expected both or none"),
         (["--fail-if-drop-above=5", "--baseline=/nope"], "--baseline: /nope/predictions.parquet: no such file"),
+        (
+            ["--fail-if-drop-above=5", "--baseline=examples/own_data/questions.jsonl"],
+            "--baseline: examples/own_data/questions.jsonl/predictions.parquet: no such file; expected the folder of",
+        ),
     ],
 )
 def test_dry_run_checks_the_gate(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
