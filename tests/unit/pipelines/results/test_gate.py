@@ -12,8 +12,9 @@ import pytest
 from pipelines.cli import command_line
 from pipelines.cli.gate_options import add_gate, gate_flags
 from pipelines.plan import make_plan
+from pipelines.stages.answers import Answers, count_answers
 from pos2distill.config import Recipe
-from pos2distill.records import PREDICTION_SCHEMA
+from pos2distill.records import PREDICTION_SCHEMA, REFUSAL_SCHEMA
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.files import write_bytes
 from pos2distill.store.storage import claim_storage
@@ -21,8 +22,8 @@ from tests.support.predictions import make_examples, predictions
 from tests.support.tables import examples_to_table
 
 
-def publish(artifact: Artifact, right: tuple[int, ...], **counts: int) -> None:
-    """Of 200 examples at each slot, the first so many are right."""
+def publish(artifact: Artifact, right: tuple[int, ...], cut: int = 0) -> None:
+    """Of 200 examples at each slot, the first so many are right; the first answers at the first slot are cut."""
     rows = [
         {
             "example_id": f"e{example}",
@@ -35,14 +36,17 @@ def publish(artifact: Artifact, right: tuple[int, ...], **counts: int) -> None:
             "text": "",
             "correct": example < count,
             "f1": 0.0,
-            "finish_reason": "stop",
+            "finish_reason": "length" if slot == 0 and example < cut else "stop",
             "prompt_tokens": 100,
+            "answer_tokens": 4,
         }
         for slot, count in enumerate(right)
         for example in range(200)
     ]
+    table = pa.Table.from_pylist(rows, schema=PREDICTION_SCHEMA)
+    counts = count_answers(200, Answers(table, REFUSAL_SCHEMA.empty_table()))
     with artifact.writing():
-        artifact.write_table("predictions.parquet", pa.Table.from_pylist(rows, schema=PREDICTION_SCHEMA))
+        artifact.write_table("predictions.parquet", table)
         details = {"prompt_tokens": {"4": {"mean": 100.0, "max": 100}}, "context_tokens": 512}
         artifact.publish(counts=counts, seconds={}, details=details)
 
@@ -51,7 +55,7 @@ def publish_examples(artifact: Artifact) -> None:
     """The examples that the predictions are of."""
     with artifact.writing():
         artifact.write_table("evaluation.parquet", examples_to_table(make_examples(200, 4)))
-        artifact.publish(counts={}, seconds={})
+        artifact.publish(counts={"eval": 200}, seconds={})
 
 
 def publish_checkpoint(artifact: Artifact) -> None:
@@ -107,10 +111,10 @@ def test_evaluate_warns_of_truncated_answers(
 ) -> None:
     plan = make_plan(make_recipe())
     publish_checkpoint(plan.distill.artifact)
-    publish(plan.evaluate_distilled.artifact, (200, 200, 200), prompts=60, hit_max_tokens=7)
+    publish(plan.evaluate_distilled.artifact, (200, 200, 200), cut=70)
     assert evaluate("--fail-if-gap-above", "5") == 0
     assert capsys.readouterr().err == (
-        "warning: evaluate distilled: 7 of 60 answers were cut at evaluation.max_new_tokens; "
+        "warning: evaluate distilled: 70 of 600 answers were cut at evaluation.max_new_tokens; "
         "raise it if they are incomplete\n"
     )
 
