@@ -26,6 +26,8 @@ from pos2distill.config.load import load_recipe
 
 FOLDER = Path(__file__).parent
 NONE = "none"
+# Nothing is sampled, so no slots are compared for it.
+NOTHING_SAMPLED = "method.advantageous_slot=last"
 
 # The keys are the evaluated task, then the task whose scales are used.
 Runs = dict[str, dict[str, list[Run]]]
@@ -71,14 +73,18 @@ TABLES = {
     "smollm2": Table(
         {
             "key-value retrieval": Task("kv_smollm2", ("data.eval_examples=60", "evaluation.reference_prompts=false")),
-            "natural questions": Task("nq_smollm2", ("data.eval_examples=60", "evaluation.reference_prompts=false")),
+            "natural questions": Task(
+                "nq_smollm2", ("data.eval_examples=60", "evaluation.reference_prompts=false", NOTHING_SAMPLED)
+            ),
         },
         NARROW_SEARCH,
     ),
     "smollm2_gpu": Table(
         {
             "key-value retrieval": Task("kv_smollm2", ("data.eval_examples=100", *ON_GPU)),
-            "natural questions": Task("nq_smollm2", ("data.eval_fraction=0.4", "data.eval_examples=100", *ON_GPU)),
+            "natural questions": Task(
+                "nq_smollm2", ("data.eval_fraction=0.4", "data.eval_examples=100", NOTHING_SAMPLED, *ON_GPU)
+            ),
         },
         GPU_SEARCH,
     ),
