@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pos2distill.config import Recipe, Study
+from pos2distill.config.base import WEIGHT_BYTES
 from pos2distill.config.sweep import sweep_cells
 from pos2distill.config.training import STATE_BYTES
 from pos2distill.errors import UserError
@@ -20,7 +21,6 @@ from .spec import ClusterSpec
 # Bytes of GPU memory per trained parameter, by training.precision (strategies/zero3.py): bfloat16 weight 2, fp32
 # gradient 4 (`grad_accum_dtype`), fp32 weight 4 and two moments 8. In fp32, the model computes with the fp32 weight.
 GPU_BYTES = {"bfloat16": 18, "float32": 16}
-WEIGHT_BYTES = {"bfloat16": 2, "float32": 4}
 ENGINE_RESERVE = 1.6e9  # of vLLM on a GPU, beside weights and cache; an estimate
 OBJECT_STORE_FRACTION = 0.9  # of /dev/shm; the remainder is for NCCL
 GPU_RESERVE = 6e9  # per GPU: gathered weights, recomputed activations, buffers of NCCL and CUDA; an estimate

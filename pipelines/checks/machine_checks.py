@@ -13,6 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill import hardware
 from pos2distill.config import Study
+from pos2distill.config.base import WEIGHT_BYTES
 from pos2distill.config.training import STATE_BYTES
 from pos2distill.environment import names_cluster
 from pos2distill.errors import UserError, warn
@@ -150,7 +151,7 @@ def check_space(run: PendingRun) -> None:
         return
     study, runtime = run.study, run.recipe.runtime
     # Every round saves one.
-    model = count_parameters(study.model) * (4 if study.model.dtype == "float32" else 2) * study.method.rounds
+    model = count_parameters(study.model) * WEIGHT_BYTES[study.model.dtype] * study.method.rounds
     # One state more than is kept exists while it is written.
     states = _state_bytes(study) * (runtime.checkpoints.keep + 1)
     free = shutil.disk_usage(_existing(path)).free

@@ -21,6 +21,7 @@ def _resolve_precision(name: str) -> str:
 
 
 Precision = Annotated[Literal["bfloat16", "float32", "auto"], AfterValidator(_resolve_precision)]
+WEIGHT_BYTES = {"bfloat16": 2, "float32": 4}  # of one weight, by precision
 
 
 class HashableMapping(dict[str, Any]):

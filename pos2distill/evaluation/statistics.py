@@ -146,13 +146,15 @@ def fraction_interval(
 
 
 def _log_ratio_errors(part_E: Floats, total_E: Floats, count_RE: Floats) -> Floats:
-    """(R,) standard errors of log(sum part / sum total) with these counts of the examples; 0 for a ratio of 0."""
+    """(R,) standard errors of log(sum part / sum total) with these counts of the examples; 0 for a ratio of 0.
+
+    Without Bessel's correction, which cancels in a studentised bootstrap.
+    """
     part_R, total_R = count_RE @ part_E, count_RE @ total_E
     ratio_R = part_R / total_R
     residual_RE = part_E - ratio_R[:, None] * total_E
     error_R = np.sqrt((count_RE * residual_RE**2).sum(1))
-    bessel = len(part_E) / max(len(part_E) - 1, 1)
-    errors_R: Floats = np.divide(bessel**0.5 * error_R, part_R, out=np.zeros(len(part_R)), where=part_R > 0)
+    errors_R: Floats = np.divide(error_R, part_R, out=np.zeros(len(part_R)), where=part_R > 0)
     return errors_R
 
 
