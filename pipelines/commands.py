@@ -173,11 +173,18 @@ def run_distill(recipe: Recipe, cells: Sequence[Cell]) -> None:
     plan = cell.plan
     _check(cells, "distill")
     with driver_lease(recipe) as lease:
-        # Only in streamed mode does this command make the missing samples; staged runs may have a single GPU for both.
-        if recipe.runtime.mode == "staged":
-            _require_finished(recipe, plan, [plan.first_sample])
+        require_samples(recipe, plan)
         _run(cell, "distill", lease)
     print_paths(checkpoint=model_url(plan.distill.artifact))
+
+
+def require_samples(recipe: Recipe, plan: Plan) -> None:
+    """Refuse `distill` in staged mode without finished samples.
+
+    Only in streamed mode does it make the missing ones; staged runs may have a single GPU for both.
+    """
+    if recipe.runtime.mode == "staged":
+        _require_finished(recipe, plan, [plan.first_sample])
 
 
 def run_report(recipe: Recipe, cells: Sequence[Cell]) -> None:

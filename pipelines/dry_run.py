@@ -10,7 +10,7 @@ from pos2distill.store.storage import check_storage
 
 from .checks.data_checks import CheckedData, check_data
 from .checks.preflight import preflight
-from .commands import COMMANDS, plan_command
+from .commands import COMMANDS, plan_command, require_samples
 from .results.gate import read_baseline
 from .results.report import reported_fingerprint
 from .stages.stage import Stage
@@ -57,6 +57,8 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
             check_storage(recipe.storage, recipe.name)
         else:
             preflight(cell.recipe, plan, stages)
+            if command == "distill":
+                require_samples(cell.recipe, plan)
             checked = check_data(cell.recipe, plan, stages)
             data = data or checked  # of a sweep, that of its first study
         lines.append(f"# study {plan.fingerprint}, storage {cell.recipe.storage}{format_settings(cell.settings)}")
@@ -72,19 +74,21 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
 
 def _data_lines(data: Sequence[CheckedData], *, full: bool) -> list[str]:
     """What was read, the tokens of all prompts, and the first of them."""
-    lines = []
+    counted, prompts = [], []
     for of_task in data:
+        task = f"{of_task.task}, " if of_task.task else ""
         if of_task.counts is not None:
-            task = f"{of_task.task}, " if of_task.task else ""
-            lines.append(f"# data      {task}{format_counts(of_task.counts)}")
-    prompts = [each for of_task in data for each in of_task.prompts]
-    for each in prompts:
-        task = f"{each.task}, " if each.task else ""
-        count = "the server counts the tokens" if each.tokens is None else f"{each.tokens} tokens (the longest checked)"
-        lines.append(f"# prompt    {task}{each.documents} documents: {count}, and {each.reserve} for the answer")
+            counted.append(f"# data      {task}{format_counts(of_task.counts)}")
+        for each in of_task.prompts:
+            tokens = "the server counts the tokens"
+            if each.tokens is not None:
+                tokens = f"{each.tokens} tokens (the longest checked)"
+            prompts.append(f"# prompt    {task}{each.documents} documents: {tokens}, and {each.reserve} for the answer")
+    lines = counted + prompts
     if not prompts:
         return lines
-    text = prompts[0].text.splitlines()
+    first = next(each for of_task in data for each in of_task.prompts)
+    text = first.text.splitlines()
     if not full:
         text = [line if len(line) <= _WIDTH else f"{line[: _WIDTH // 2]} … {line[-_WIDTH // 2 :]}" for line in text]
         if len(text) > 2 * _PROMPT_LINES:

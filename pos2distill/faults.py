@@ -81,6 +81,17 @@ def is_fault(error: BaseException) -> bool:
     return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _REMOTE_PACKAGES
 
 
+def refuses_access(error: BaseException) -> bool:
+    """Whether the error, or one that it was raised from, says that rights or credentials are missing."""
+    chain: BaseException | None = error
+    while chain is not None:
+        is_remote = type(chain).__module__.partition(".")[0] in _REMOTE_PACKAGES
+        if isinstance(chain, PermissionError) or (is_remote and is_permanent(chain)):
+            return True
+        chain = chain.__cause__ or chain.__context__
+    return False
+
+
 def error_text(error: BaseException) -> str:
     """The error's own text, in one line."""
     if isinstance(error, OSError) and error.strerror:

@@ -26,7 +26,7 @@ from pipelines.stages.sample import missing_blocks, sampling_operators
 from pipelines.stages.stage import RunContext
 from pos2distill.config import Recipe
 from pos2distill.models.prompts import load_prompt_builder
-from pos2distill.sampling.operators import ActorOperator, read_examples
+from pos2distill.sampling.operators import ActorOperator, fetch_examples
 from pos2distill.sampling.prompting import PromptSpec, build_prompts
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.permutations import evaluated_placements
@@ -116,7 +116,7 @@ def measure_evaluation_prompts(recipe: Recipe, plan: Plan) -> float:
     documents = study.data.documents
     specs = [PromptSpec(documents, evaluated_placements(documents, (1,), "all"))]
     indices = pa.table({"index": np.arange(_EVALUATED_EXAMPLES)})
-    examples = read_examples(indices, plan.prepare.artifact, TRAIN)
+    examples = fetch_examples(indices, plan.prepare.artifact, TRAIN)
     start = time.process_time()
     prompts = build_prompts(examples, study, specs, study.evaluation.max_new_tokens)
     return (time.process_time() - start) / len(prompts)

@@ -39,7 +39,6 @@ class CheckedPrompts:
     reserve: tokens kept free for the answer.
     """
 
-    task: str | None
     documents: int
     tokens: int | None
     reserve: int
@@ -72,7 +71,7 @@ def check_data(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> list[Chec
             examples = _prepared(prepare) if prepare.artifact.is_finished else _read(prepare)
             if examples.counts is not None and (warning := distractor_warning(examples.counts)):
                 warn_once(f"{prepare.name}: {warning}")
-            prompts = _check_prompts(name, study, recipe.runtime.endpoint, plan, stages, examples)
+            prompts = _check_prompts(study, recipe.runtime.endpoint, plan, stages, examples)
             checked.append(CheckedData(name, examples.counts, prompts))
     return checked
 
@@ -85,7 +84,7 @@ def check_prompts(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
     for name, study, prepare in _tasks(plan):
         if prepare in stages:
             with prefix_task_errors(name):
-                _check_prompts(name, study, recipe.runtime.endpoint, plan, stages, _prepared(prepare))
+                _check_prompts(study, recipe.runtime.endpoint, plan, stages, _prepared(prepare))
 
 
 def _tasks(plan: Plan) -> Iterator[tuple[str | None, Study, Stage]]:
@@ -136,7 +135,6 @@ def _read(prepare: Stage) -> _Examples:
 
 
 def _check_prompts(
-    name: str | None,
     study: Study,
     endpoint: EndpointSection,
     plan: Plan,
@@ -151,13 +149,13 @@ def _check_prompts(
             length = functools.partial(_characters, documents=count)
             longest = heapq.nlargest(_LONGEST, evaluated, key=length)
             if longest:
-                checked.append(_check_examples(limits, name, longest, count, study.evaluation.max_new_tokens))
+                checked.append(_check_examples(limits, longest, count, study.evaluation.max_new_tokens))
     if study is plan.study and plan.first_sample in stages:
         # A sample whose prompt is too long is a failed one, of which some are allowed. If the shortest is, all are.
         length = functools.partial(_characters, documents=study.data.documents)
         shortest = heapq.nsmallest(1, islice(examples.train, _MAX_EXAMPLES), key=length)
         if shortest:
-            _check_examples(limits, name, shortest, study.data.documents, study.sampling.max_new_tokens)
+            _check_examples(limits, shortest, study.data.documents, study.sampling.max_new_tokens)
     return checked
 
 
@@ -200,9 +198,7 @@ class _Limits:
             )
 
 
-def _check_examples(
-    limits: _Limits, task: str | None, examples: Sequence[Example], documents: int, reserve: int
-) -> CheckedPrompts:
+def _check_examples(limits: _Limits, examples: Sequence[Example], documents: int, reserve: int) -> CheckedPrompts:
     """Build the prompts of at least one example, with the gold documents first."""
     build = prompt_builder(limits.study, reserve)
     prompts: list[str | Tokens] = []
@@ -218,9 +214,9 @@ def _check_examples(
         prompts.append(prompt)
     longest = max(prompts, key=len)
     if isinstance(build, MessageBuilder) or isinstance(longest, str):
-        return CheckedPrompts(task, documents, None, reserve, str(longest))
+        return CheckedPrompts(documents, None, reserve, str(longest))
     _warn_of_unknown_words(limits.study.model.path, longest, build.tokenizer.unk_token_id)
-    return CheckedPrompts(task, documents, len(longest), reserve, str(build.tokenizer.decode(longest)))
+    return CheckedPrompts(documents, len(longest), reserve, str(build.tokenizer.decode(longest)))
 
 
 @contextmanager

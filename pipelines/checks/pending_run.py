@@ -30,7 +30,7 @@ class PendingRun:
     @property
     def encodes(self) -> bool:
         """Whether actors with the base model store its hidden states."""
-        return self.study.method.teacher == "cached" and self.plan.first_sample in self.pending
+        return self.study.method.teacher == "cached" and any(stage in self.pending for stage in self.plan.sample_stages)
 
     @property
     def analyses(self) -> bool:

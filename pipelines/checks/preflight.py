@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from pos2distill.config import PoolSection, Recipe, TrainersSection
 from pos2distill.errors import MachineError, TransientError, UserError
+from pos2distill.faults import refuses_access
 from pos2distill.models.files import files_version, is_hub_name
 from pos2distill.store.checkpoint_layout import MODEL_FOLDER
 from pos2distill.store.storage import check_storage
@@ -175,6 +176,8 @@ def check_trained_models(run: PendingRun) -> None:
         except (TransientError, MachineError):
             raise
         except UserError as error:
+            if refuses_access(error):
+                raise
             url = trained.artifact.url
             raise UserError(
                 f"{url}/{MODEL_FOLDER}: corrupt ({error}); delete {url} and run again to make it again"

@@ -47,7 +47,7 @@ def _hint(parser: OneLineParser, command: str, word: str) -> str:
     if command == "cluster" and option == "--dry-run":
         return "; cluster render and validate send nothing"
     if command == "submit" and option == "--dry-run":
-        return "; the same recipe and settings with `study` and --dry-run are checked here, and nothing is sent"
+        return "; without `submit` and its options, the same command with --dry-run is checked here, and not run"
     if command in ("cluster", "submit") and option in ("--model", "--data"):
         return "; a job needs a recipe, which settings change, as in nq_mistral_7b model.path=... data.path=..."
     if option.startswith("-") and "." in option:

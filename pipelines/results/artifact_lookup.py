@@ -12,6 +12,7 @@ from pos2distill.config.load import validate_evaluated
 from pos2distill.errors import UserError, did_you_mean_one, no_such_folder
 from pos2distill.literal_paths import list_matching
 from pos2distill.store.artifacts import Artifact
+from pos2distill.store.checkpoint_layout import MODEL_CARD, MODEL_FOLDER
 from pos2distill.store.storage import RUN_FILE
 from pos2distill.urls import open_url, require_listable, storage_errors
 
@@ -90,7 +91,8 @@ def open_artifact(
             storage, _, folder = run.rpartition("/")
             artifact = Artifact.in_folder(storage or ".", folder)
             if artifact.name not in names:
-                raise UserError(f"{run}: is not a folder of answers; expected one named {', '.join(names)}-FINGERPRINT")
+                folders = " or ".join(f"{name}-FINGERPRINT" for name in names)
+                raise UserError(f"{run}: expected a folder named {folders}")
             return artifact
         if not fs.exists(f"{path}/{RUN_FILE}"):
             if not fs.exists(path):
@@ -109,12 +111,20 @@ def open_artifact(
 
 
 def _of_last_rounds(artifacts: Sequence[Artifact]) -> list[Artifact]:
-    """The artifacts of the first one's name, without checkpoints that a later round of training began with."""
+    """The artifacts of the first one's name, without checkpoints that a later round of training began with.
+
+    Such a checkpoint stays if it is a study's result too, as in a sweep over `method.rounds`: then it has a model card.
+    """
     students = set()
     for artifact in artifacts:
         provenance = read_provenance(artifact)
         students.add(provenance.inputs.get("student") if provenance else None)
-    return [each for each in artifacts if each.name == artifacts[0].name and each.folder not in students]
+    return [
+        each
+        for each in artifacts
+        if each.name == artifacts[0].name
+        and (each.folder not in students or each.fs.exists(f"{each.path}/{MODEL_FOLDER}/{MODEL_CARD}"))
+    ]
 
 
 def _require_one(run: str, artifacts: Sequence[Artifact], *, newest: bool) -> None:
@@ -122,12 +132,13 @@ def _require_one(run: str, artifacts: Sequence[Artifact], *, newest: bool) -> No
     if len(artifacts) < 2:
         return
     if newest:
-        print(
-            f"{artifacts[0].url}: the newest of {len(artifacts)} in {run}; name a folder for another", file=sys.stderr
-        )
+        # Finished ones come first.
+        finished = " finished" if artifacts[0].is_finished else ""
+        note = f"the newest{finished} one of {len(artifacts)} in {run}; name a folder for another"
+        print(f"{artifacts[0].url}: {note}", file=sys.stderr)
         return
-    folders = ", ".join(each.folder for each in artifacts)
-    raise UserError(f"{run}: expected the folder of one {artifacts[0].name}, found {len(artifacts)} in it: {folders}")
+    found = f"found {len(artifacts)} in it, the newest first: {', '.join(each.folder for each in artifacts)}"
+    raise UserError(f"{run}: expected the folder of one {artifacts[0].name}, {found}")
 
 
 def no_such_run(run: str) -> str:

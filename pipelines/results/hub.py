@@ -8,14 +8,13 @@ from pathlib import Path
 from pos2distill.errors import UserError
 from pos2distill.literal_paths import download
 from pos2distill.store.artifacts import Artifact
-from pos2distill.store.checkpoint_layout import ADAPTER_FOLDER, MODEL_FOLDER
+from pos2distill.store.checkpoint_layout import ADAPTER_FOLDER, MODEL_CARD, MODEL_FOLDER
 from pos2distill.urls import storage_errors
 
 from ..artifact_names import CHECKPOINT
 from ..stages.distill import has_adapter
 from .artifact_lookup import open_artifact
 
-CARD = "README.md"
 _TOKEN = "set HF_TOKEN, or log in with `hf auth login`"
 
 
@@ -38,7 +37,7 @@ def push_checkpoint(run: str, repository: str, *, private: bool = False) -> str:
     from huggingface_hub.errors import HFValidationError
 
     artifact = open_artifact(run, [[CHECKPOINT]], newest=False)
-    if not artifact.fs.exists(f"{artifact.path}/{MODEL_FOLDER}/{CARD}"):
+    if not artifact.fs.exists(f"{artifact.path}/{MODEL_FOLDER}/{MODEL_CARD}"):
         raise UserError(f"{artifact.url}: has no model card yet; run `report` with its recipe first")
     hub = HfApi()
     try:

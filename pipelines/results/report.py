@@ -24,7 +24,7 @@ from pos2distill.models.files import is_hub_name, read_licence
 from pos2distill.models.rope.curves import CONFIG_KEY
 from pos2distill.records import Slots
 from pos2distill.store.artifacts import Artifact
-from pos2distill.store.checkpoint_layout import MODEL_FOLDER, model_url
+from pos2distill.store.checkpoint_layout import MODEL_CARD, MODEL_FOLDER, model_url
 from pos2distill.store.files import write_bytes
 
 from ..plan import Cell, Plan, TaskPlan
@@ -33,7 +33,7 @@ from ..stages.analyse import ANALYSIS, read_analysis
 from ..stages.answers import read_predictions
 from ..stages.distill import has_adapter, read_steps
 from ..stages.evaluate import eval_specs
-from ..stages.prepare import EVALUATION, read_examples, read_locations
+from ..stages.prepare import EVALUATION, read_locations, read_prepared
 from ..stages.resolve import resolve_auto_settings
 from ..stages.stage import Stage
 from .folders import read_index, write_folder
@@ -109,7 +109,7 @@ def _write_model_card(inputs: ReportInputs, plan: Plan) -> None:
     if plan.study.inference.method in ("reorder", "ms_poe", "attention_buckets"):
         return
     checkpoint = plan.distill.artifact
-    card = f"{checkpoint.path}/{MODEL_FOLDER}/README.md"
+    card = f"{checkpoint.path}/{MODEL_FOLDER}/{MODEL_CARD}"
     write_bytes(checkpoint.fs, card, render_model_card(inputs).encode())
 
 
@@ -264,7 +264,7 @@ class TaskResults:
         for documents, spec in zip(self.study.prompt_lengths, self.specs, strict=True):
             label = f"{documents} documents"
             prompts.append(EvaluatedPrompts(label, documents, self.models, spec.slot_of_rank))
-        data, examples = self.study.data, read_examples(self.examples, EVALUATION)
+        data, examples = self.study.data, read_prepared(self.examples, EVALUATION)
         chat = self.evaluation.details().get("chat")  # not of a server, which applies its own template
         return EvaluatedTask(data.metric, data.wording, examples, read_locations(self.examples), prompts, chat)
 

@@ -28,7 +28,7 @@ from ..artifact_names import BASE_ANALYSIS, DISTILLED_ANALYSIS
 from ..progress import show_stage
 from .answers import PROMPT_FIELDS, read_predictions
 from .plan_context import PlanContext
-from .prepare import EVALUATION, evaluation_examples, read_examples
+from .prepare import EVALUATION, evaluation_examples, read_prepared
 from .resolve import resolve_auto_settings, with_distilled
 from .sample import TEACHERS
 from .stage import RunContext, Stage, recorded_seconds
@@ -114,7 +114,7 @@ def _answer(stage: Stage, study: Study, context: RunContext, parts: TableParts) 
     Answers that the evaluation has are taken from it, so that no engine starts if it evaluated that slot. Others are
     stored in parts as they come.
     """
-    records = read_examples(stage.inputs["examples"].artifact, EVALUATION).to_pylist()[: _settings(study).examples]
+    records = read_prepared(stage.inputs["examples"].artifact, EVALUATION).to_pylist()[: _settings(study).examples]
     ids = [record["example_id"] for record in records]
     evaluated = _evaluated_answers(stage, study, records)
     answered = pa.concat_tables([evaluated, parts.read()])["example_id"]
@@ -216,7 +216,7 @@ def _create_passes(study: Study, base: ModelSection, pool: PoolSection) -> Table
 
 def _examples(stage: Stage) -> dict[str, Example]:
     examples = {}
-    for record in read_examples(stage.inputs["examples"].artifact, EVALUATION).to_pylist():
+    for record in read_prepared(stage.inputs["examples"].artifact, EVALUATION).to_pylist():
         examples[record["example_id"]] = example_from_row(record)
     return examples
 

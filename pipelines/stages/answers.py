@@ -27,7 +27,7 @@ from pos2distill.store.parts import TableParts, finished_examples, prediction_pa
 from pos2distill.tasks.thoughts import count_thoughts
 
 from ..progress import show_stage
-from .prepare import read_examples
+from .prepare import read_prepared
 from .stage import Input, RunContext, Stage
 
 PREDICTIONS = "predictions.parquet"
@@ -134,7 +134,7 @@ def _require_few_refused(refused: pa.Table, count: int, max_fraction: float, url
 
 def _missing(examples: Input, file: str, count: int, finished: pa.Array) -> npt.NDArray[np.int64]:
     """Indices of the first `count` examples of a file that are not finished."""
-    ids = read_examples(examples.artifact, file, ["example_id"])["example_id"][:count]
+    ids = read_prepared(examples.artifact, file, ["example_id"])["example_id"][:count]
     return np.flatnonzero(~pc.is_in(ids, value_set=finished).to_numpy())
 
 

@@ -15,7 +15,7 @@ from pos2distill.tasks.prompts import MessageBuilder
 from ..artifact_names import BASE_SCORES, DISTILLED_SCORES
 from .answers import PROMPT_FIELDS, predict, publish
 from .plan_context import PlanContext
-from .prepare import EVALUATION, evaluation_examples, read_examples
+from .prepare import EVALUATION, evaluation_examples, read_prepared
 from .resolve import resolve_auto_settings, with_distilled
 from .stage import Input, RunContext, Stage, recorded_seconds
 
@@ -59,7 +59,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     """
     study = with_distilled(resolve_auto_settings(stage.study, stage.inputs), stage.inputs)
     examples = stage.inputs["examples"]
-    count = len(read_examples(examples.artifact, EVALUATION, ["example_id"]))
+    count = len(read_prepared(examples.artifact, EVALUATION, ["example_id"]))
     specs = eval_specs(study, stage.inputs.get("curve")) + reference_specs(study)
     with recorded_seconds(stage, context, "evaluate") as seconds:
         answers = predict(stage, study, context, EVALUATION, count, specs)

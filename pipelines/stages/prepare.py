@@ -53,7 +53,7 @@ def evaluation_examples(stage: Stage, digests: Digests) -> Input:
     return Input(stage.artifact, digests.fingerprint(restrict(stage.study, fields), derived=stage.derived))
 
 
-def read_examples(examples: Artifact, file: str, columns: list[str] | None = None) -> pa.Table:
+def read_prepared(examples: Artifact, file: str, columns: list[str] | None = None) -> pa.Table:
     """The prepared examples for training or evaluation, as a table of `EXAMPLE_SCHEMA` or some of its columns.
 
     Raises:
@@ -64,7 +64,7 @@ def read_examples(examples: Artifact, file: str, columns: list[str] | None = Non
 
 def training_ids(examples: Artifact) -> pa.Array:
     """Ids of the training examples in their order. The index in it stands for the example from here on."""
-    return read_examples(examples, TRAIN, ["example_id"])["example_id"].combine_chunks()
+    return read_prepared(examples, TRAIN, ["example_id"])["example_id"].combine_chunks()
 
 
 def count_training(examples: Artifact, *, at_most: int) -> int:

@@ -260,7 +260,7 @@ def publish(stage: Stage, runtime: Runtime, progress: RunProgress | None) -> Man
         most = max(("wrong", "empty", "failed"), key=lambda outcome: counts[outcome])
         raise UserError(
             f"{artifact.url}: none of {sampled} samples was kept ({counts['wrong']} wrong, {counts['empty']} empty, "
-            f"{counts['failed']} failed); `inspect {artifact.storage} --samples --outcome {most}` shows them; try "
+            f"{counts['failed']} failed); `inspect {artifact.url} --samples --outcome {most}` shows them; try "
             f"another method.advantageous_slot or model, or sampling.keep=all"
         )
     failed = sum(counts[outcome] for outcome in FAILED)
@@ -268,7 +268,7 @@ def publish(stage: Stage, runtime: Runtime, progress: RunProgress | None) -> Man
         most = max(FAILED, key=lambda outcome: counts[outcome])
         raise UserError(
             f"{artifact.url}: {describe_failures(failed, sampled, runtime.max_failed_fraction)}; `inspect "
-            f"{artifact.storage} --samples --outcome {most}` shows them; with a larger limit they are left out; to "
+            f"{artifact.url} --samples --outcome {most}` shows them; with a larger limit they are left out; to "
             f"sample again, delete {artifact.url}"
         )
     return artifact.publish(counts=counts, seconds=seconds(progress))

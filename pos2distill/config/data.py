@@ -33,7 +33,9 @@ class DataSection(Section):
     """The questions, and how prompts show them."""
 
     format: FormatName = Field(description="see docs/data.md")
-    path: str = Field(description="a file, gzip or plain: a path or any fsspec URL")
+    path: str = Field(
+        description="a path or fsspec URL of a file, plain or compressed, or a pattern of several (docs/data.md)"
+    )
     # Before `prompt`, whose default follows from it. Left out of dumps, and so of fingerprints, where there is none.
     template: TemplateSection | None = Field(None, exclude_if=lambda section: section is None)
     prompt: PromptStyle = Field(
@@ -120,7 +122,7 @@ class DataSection(Section):
         is_free = self.prompt in ("plain", "template")
         if (self.metric == "em") != (self.prompt in ("reasoning", "coc")) and not is_free:
             asks = "does not ask" if self.metric == "em" else "asks"
-            other = "sub_em" if self.metric == "em" else "em"
+            other = _METRICS.get(self.prompt, "sub_em")
             raise ValueError(
                 f"metric: '{self.metric}', but prompt '{self.prompt}' {asks} for 'The answer is:'; "
                 f"set data.metric={other} or another data.prompt"

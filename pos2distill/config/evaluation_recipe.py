@@ -74,6 +74,6 @@ def _name(model: str, data: str) -> str:
         storage, fingerprint = checkpoint
         model = f"{storage}-{fingerprint[:8]}"
     for text in (model, data):
-        stem = re.sub(r"(\.(jsonl?|parquet|gz|zst))+$", "", PurePosixPath(text.rstrip("/")).name)
+        stem = re.sub(r"(\.(jsonl?|parquet|gz|bz2|xz|zip))+$", "", PurePosixPath(text.rstrip("/")).name)
         parts.append(re.sub(r"[^a-z0-9_.-]+", "-", stem.lower()).strip("-_."))
     return "-".join(part for part in parts if part) or "evaluation"

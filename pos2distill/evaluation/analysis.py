@@ -156,5 +156,5 @@ def _shown(
     """Each prediction with its example and the documents of its prompt in order."""
     for prediction in predictions.to_pylist():
         example, slots = examples[prediction["example_id"]], tuple(prediction["slots"])
-        shown = arrange(example, study.data.documents, slots, distractor_order=prediction["order"])
+        shown = arrange(example, study.data.documents, slots, order=prediction["order"])
         yield prediction, example, shown

@@ -217,7 +217,7 @@ def _no_such_model(path: str) -> str:
 def _no_hub_name(path: str, error: ValueError) -> str:
     """The message for a path that is no folder and, as the error says, breaks the rules of the hub's names."""
     rule = str(error).removesuffix(f": '{path}'.")
-    found = re.fullmatch("([^@:]+)[@:](.+)", path)
+    found = re.fullmatch("([^@:/]+/[^@:/]+)[@:]([^/].*)", path)
     hint = f"; for a revision, set model.path={found[1]} and model.revision={found[2]}" if found else ""
     return f"{path}: neither a folder nor OWNER/NAME of a model on the hub ({rule}) (model.path){hint}"
 

@@ -34,11 +34,6 @@ from pos2distill.models.trainable import (
     require_trainable_family,
 )
 
-# transformers 5.19 warns of token ids outside of the vocabulary. Those that matter are refused.
-logging.getLogger("transformers.configuration_utils").addFilter(
-    lambda record: "within the vocabulary" not in record.getMessage()
-)
-
 
 def load_config(model: ModelSection, *, folder: str | None = None) -> Any:
     """The model's configuration.
@@ -51,7 +46,8 @@ def load_config(model: ModelSection, *, folder: str | None = None) -> Any:
     """
     folder = folder or local_folder(model, weights=False)
     try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=model.trust_remote_code)
+        with _without_warnings_of_token_ids():
+            return AutoConfig.from_pretrained(folder, trust_remote_code=model.trust_remote_code)
     except Exception as error:  # the classes of transformers compute with what the file holds
         if Path(folder, "adapter_config.json").exists():
             raise UserError(
@@ -61,6 +57,24 @@ def load_config(model: ModelSection, *, folder: str | None = None) -> Any:
         if not Path(folder, "config.json").exists():
             raise UserError(f"{model.path}: holds no config.json{_model_inside(folder)}") from error
         raise UserError(f"{model.path}: no usable config.json: {error_text(error)}") from error
+
+
+@contextmanager
+def _without_warnings_of_token_ids() -> Iterator[None]:
+    """Without the warnings of transformers 5.19 of token ids outside of the vocabulary.
+
+    Those that are used are refused.
+    """
+    logger = logging.getLogger("transformers.configuration_utils")
+
+    def keep(record: logging.LogRecord) -> bool:
+        return "within the vocabulary" not in record.getMessage()
+
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
 
 
 def _model_inside(folder: str) -> str:

@@ -58,12 +58,7 @@ def check_targets(model: ModelSection, lora: LoraSection) -> None:
     """
     lm = empty_model(model)
     targets = _targets(lm, lora)
-    decoder: nn.Module = lm.get_decoder()  # type: ignore[no-untyped-call]
-    ranks = [
-        min(module.in_features, module.out_features)
-        for name, module in decoder.named_modules()
-        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in targets
-    ]
+    ranks = [min(layer.in_features, layer.out_features) for name, layer in _linear_layers(lm) if name in targets]
     if lora.rank > max(ranks):
         raise UserError(
             f"training.lora.rank: {lora.rank}, but the adapted layers of {model.path} have at most rank {max(ranks)}; "
@@ -145,7 +140,7 @@ def save_adapter(lm: PreTrainedModel, weights: Mapping[str, Tensor], model: Mode
 
 def _targets(lm: PreTrainedModel, lora: LoraSection) -> list[str]:
     """The target names in the settings; for `all`, those of all linear layers except the output head."""
-    linear = _linear_layer_names(lm)
+    linear = {name for name, _ in _linear_layers(lm)}
     if not linear:
         raise UserError(f"training.lora: {lm.config.name_or_path} has no linear layers for adapters")
     if lora.targets == "all":
@@ -165,14 +160,12 @@ def _targets(lm: PreTrainedModel, lora: LoraSection) -> list[str]:
     return list(lora.targets)
 
 
-def _linear_layer_names(lm: PreTrainedModel) -> set[str]:
-    """The last part of the name of each linear layer of the text model, as peft matches targets; without the head."""
+def _linear_layers(lm: PreTrainedModel) -> Iterator[tuple[str, nn.Linear]]:
+    """The linear layers of the text model without the head, and the last part of their names, as peft matches them."""
     decoder: nn.Module = lm.get_decoder()  # type: ignore[no-untyped-call]
-    names = set()
     for name, module in decoder.named_modules():
         if isinstance(module, nn.Linear):
-            names.add(name.rpartition(".")[2])
-    return names
+            yield name.rpartition(".")[2], module
 
 
 def _other_linear_layers(lm: PreTrainedModel) -> set[str]:

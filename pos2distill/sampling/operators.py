@@ -1,6 +1,6 @@
 """The steps from examples to stored samples and predictions: callables from Arrow table to Arrow table.
 
-    read_examples -> build_prompts -> Generate -> (TeacherEncoder) -> store_samples
+    fetch_examples -> build_prompts -> Generate -> (TeacherEncoder) -> store_samples
 
 An executor decides where they run. Nothing here imports Ray, and what loads torch is imported only where the work is
 done, since processes that merely schedule operators load this module too.
@@ -95,7 +95,7 @@ def generation_operators(
         examples, file: the artifact and its file that holds the examples.
         specs: prompt lengths and placements.
         params: without stop ids; the model's tokenizer decides them.
-        samples_per_example: as `per_example` in `read_examples`.
+        samples_per_example: as `per_example` in `fetch_examples`.
         candidates: see `Generate`.
         only_needed: see `ActorOperator`.
         record_too_long, with_examples, answered: see `build_prompts`.
@@ -103,7 +103,7 @@ def generation_operators(
     pool = runtime.samplers
     # Each task loads transformers and builds prompts far faster than one sampler consumes them, so one task for each
     # sampler is enough. Ray Data 2.60 fuses maps of the same limit into one.
-    read_function = functools.partial(read_examples, artifact=examples, file=file, per_example=samples_per_example)
+    read_function = functools.partial(fetch_examples, artifact=examples, file=file, per_example=samples_per_example)
     read = TaskOperator("read examples", read_function, pool.max)
     build = TaskOperator(
         "build prompts",
@@ -130,7 +130,7 @@ def generation_operators(
     return [read, build, generate]
 
 
-def read_examples(batch: pa.Table, artifact: Artifact, file: str, per_example: int = 1) -> pa.Table:
+def fetch_examples(batch: pa.Table, artifact: Artifact, file: str, per_example: int = 1) -> pa.Table:
     """The examples at the indices that a batch holds.
 
     Args:

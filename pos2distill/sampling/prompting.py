@@ -81,7 +81,7 @@ def build_prompts(
     Prompts of the same length are next to each other, so that batches need little padding.
 
     Args:
-        batch: as `read_examples` returns it.
+        batch: as `fetch_examples` returns it.
         record_too_long: a prompt that does not fit the context becomes a row with its error instead of a prompt.
             Without it, such a prompt raises an error, as evaluations need.
         with_examples: store the whole example in each row, for stages that build further prompts from it. Examples are
@@ -148,7 +148,7 @@ def _build_prompt(
             example,
             spec.documents_of(example),
             placement.slots,
-            distractor_order=order,
+            order=order,
             slot_of_rank=spec.slot_of_rank,
         )
     except PromptTooLong as too_long:

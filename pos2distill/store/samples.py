@@ -95,7 +95,7 @@ class SampleStore:
         Returns: the part's name.
         """
         name = _part_name(samples["sample_id"])
-        # Again: of a finished artifact, somebody may have deleted it.
+        # The folder of a finished artifact may have been deleted since `open`.
         self.artifact.fs.makedirs(self.folder, exist_ok=True)
         write_table(self.artifact.fs, f"{self.folder}/{name}", samples.cast(SAMPLE_SCHEMA))
         return name

@@ -31,7 +31,7 @@ def open_decompressed(url: str) -> Iterator[IO[bytes]]:
             yield file
         return
     with fsspec.open(url, "rb") as file, zipfile.ZipFile(file) as archive:
-        members = [member for member in archive.infolist() if not member.is_dir()]
+        members = [member for member in archive.infolist() if not member.is_dir() and not _is_of_macos(member)]
         if len(members) != 1:
             names = ": " + ", ".join(member.filename for member in members[:3]) if members else ""
             raise UserError(
@@ -46,6 +46,11 @@ def open_decompressed(url: str) -> Iterator[IO[bytes]]:
             raise UserError(f"{url}: cannot be opened ({error}); extract the file in it (data.path)") from None
         with opened:
             yield opened
+
+
+def _is_of_macos(member: zipfile.ZipInfo) -> bool:
+    """Whether it is one of the files that macOS adds to archives, which hold attributes of the others."""
+    return member.filename.startswith("__MACOSX/") or member.filename.endswith(".DS_Store")
 
 
 def explain_error(error: Exception, url: str, location: str) -> str | None:

@@ -152,13 +152,14 @@ class _ExampleSelection:
             # Duplicates too: a file that repeats its questions has fewer examples than records.
             reasons = [reason for reason in ("duplicate", *REASONS) if self.counts[reason]]
             skipped = ", ".join(f"{self.counts[reason]} {reason}" for reason in reasons)
+            asking = "data.train_examples" if side == "train" else "data.eval_examples (or --examples with --model)"
             fraction = self.data.eval_fraction
             # At these, the side has every example already.
             other_remedy = (
                 "" if fraction == (1 if side == "eval" else 0) else f" or change data.eval_fraction ({fraction})"
             )
             raise UserError(
-                f"{self.data.path}: {len(heap)} {side} examples, but data.{side}_examples asks for {needed}; "
+                f"{self.data.path}: {len(heap)} {side} examples, but {asking} asks for {needed}; "
                 f"lower it{other_remedy}" + (f"; records skipped: {skipped}" if skipped else "")
             )
         self.counts[side] = len(heap)
@@ -282,7 +283,7 @@ def _fit(example: Example, data: DataSection, documents: int, location: str) -> 
     if data.spec.keeps_gold_only:
         return replace(example, documents=example.golds)
     if not data.spec.skips_unusable:
-        _check_distractors(example, location)
+        _check_distractors(example, documents, location, may_be_alike=_draws_distractors(data))
     if len(example.documents) < documents and not _draws_distractors(data):
         if data.spec.skips_unusable:
             return "too_few_documents"
@@ -294,19 +295,25 @@ def _fit(example: Example, data: DataSection, documents: int, location: str) -> 
     return example
 
 
-def _check_distractors(example: Example, location: str) -> None:
-    """Refuse distractors among which the position of a gold document means nothing."""
+def _check_distractors(example: Example, documents: int, location: str, *, may_be_alike: bool) -> None:
+    """Refuse distractors among which the position of a gold document means nothing.
+
+    Args:
+        documents: how many a prompt shows; only the distractors among them are checked.
+        may_be_alike: whether all may be empty or the same, since further ones will be drawn.
+    """
     golds = [(gold.title, gold.text) for gold in example.golds]
-    texts = [(document.title, document.text) for document in example.distractors]
+    shown = example.distractors[: max(0, documents - len(golds))]
+    texts = [(document.title, document.text) for document in shown]
     for title, text in texts:
         if (title, text) in golds:
-            raise UserError(
-                f"{location}, documents: a distractor is the same as a gold document ({text!r:.80}); remove it"
-            )
+            raise UserError(f"{location}: a distractor is the same as a gold document ({text!r:.80}); remove it")
+    if may_be_alike:
+        return
     if texts and not any(text.strip() for _, text in texts):
-        raise UserError(f"{location}, documents: the texts of all distractors are empty; expected text")
+        raise UserError(f"{location}: the texts of all distractors are empty; expected text")
     if len(texts) > 1 and len(set(texts)) == 1:
-        raise UserError(f"{location}, documents: all {len(texts)} distractors are the same; expected different ones")
+        raise UserError(f"{location}: all {len(texts)} distractors are the same; expected different ones")
 
 
 def _wrong_hops(golds: int, data: DataSection, location: str) -> str:

@@ -371,8 +371,8 @@ def _with_pairs(record: dict[str, Any], name: str, columns: tuple[str, str], loc
     first, second = (_field(value, column, list, f"{location}, {name}") for column in columns)
     if len(first) != len(second):
         raise UserError(
-            f"{location}, {name}: {columns[0]} has {len(first)} elements and {columns[1]} {len(second)}; expected as "
-            f"many"
+            f"{location}, {name}: {columns[0]} has {len(first)} elements and {columns[1]} {len(second)}; expected "
+            f"equally many"
         )
     return {**record, name: [list(pair) for pair in zip(first, second, strict=True)]}
 

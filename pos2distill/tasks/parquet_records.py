@@ -1,6 +1,6 @@
 """Records of a Parquet file: its rows as Python values."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import fsspec
@@ -13,7 +13,7 @@ _ROWS = 256  # in a batch
 
 
 def parquet_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (location, row) for each row, its null fields left out, dates and times as text.
+    """Yield (location, row) for each row, its null fields left out, dates as text and all other times as numbers.
 
     Raises:
         UserError: a column name that occurs twice, a text that is not UTF-8.
@@ -27,7 +27,7 @@ def parquet_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
             if names.count(name) > 1:
                 raise UserError(f"{url}, column {name}: given twice")
         for batch in parquet.iter_batches(_ROWS, use_threads=False):
-            for row in _to_rows(_with_times_as_text(batch), number, url):
+            for row in _to_rows(_with_readable_times(batch), number, url):
                 number += 1
                 yield f"row {number}", drop_null_fields(row)
 
@@ -59,35 +59,39 @@ def _to_rows(batch: pa.RecordBatch, before: int, url: str) -> list[dict[str, Any
     raise RuntimeError(f"{url}: rows {before + 1} to {before + len(batch)} cannot be read together, but one by one")
 
 
-def _with_times_as_text(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with dates and times as text, at any depth: those of Python end with the year 9999, and it knows fewer
-    time zones than there are.
+def _with_readable_times(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with dates as text and all other times as numbers, at any depth.
+
+    Python's own end with the year 9999, and it knows fewer time zones than there are.
     """
-    # In two steps, since the text of a time with a time zone needs that zone.
-    for convert in (_without_time_zone, _time_to_text):
-        converted = pa.schema([field.with_type(_convert_type(field.type, convert)) for field in batch.schema])
-        if converted != batch.schema:
-            batch = batch.cast(converted)
-    return batch
+    readable = pa.schema([_readable_field(field) for field in batch.schema])
+    return batch if readable == batch.schema else batch.cast(readable)
 
 
-def _without_time_zone(kind: pa.DataType) -> pa.DataType:
-    return pa.timestamp(kind.unit) if pa.types.is_timestamp(kind) else kind
-
-
-def _time_to_text(kind: pa.DataType) -> pa.DataType:
-    # Arrow 26.0 has no text of an interval.
-    is_time = pa.types.is_temporal(kind) and not pa.types.is_interval(kind)
-    return pa.string() if is_time else kind
-
-
-def _convert_type(kind: pa.DataType, convert: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """A type with `convert` applied to it and to the types inside it."""
+def _readable_type(kind: pa.DataType) -> pa.DataType:
+    """The type to which `_with_readable_times` casts one."""
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_convert_type(field.type, convert)) for field in kind])
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
-        return make(kind.value_field.with_type(_convert_type(kind.value_type, convert)))
+        return pa.struct([_readable_field(field) for field in kind])
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_readable_field(kind.value_field), kind.list_size)
+    if pa.types.is_list(kind):
+        return pa.list_(_readable_field(kind.value_field))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(_readable_field(kind.value_field))
     if pa.types.is_map(kind):
-        return pa.map_(kind.key_type, _convert_type(kind.item_type, convert))
-    return convert(kind)
+        return pa.map_(_readable_type(kind.key_type), _readable_type(kind.item_type))
+    return _readable_time(kind)
+
+
+def _readable_field(field: pa.Field) -> pa.Field:
+    return field.with_type(_readable_type(field.type))
+
+
+def _readable_time(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_date(kind):
+        return pa.string()
+    if pa.types.is_time32(kind):
+        return pa.int32()
+    # Arrow 26.0 casts no interval.
+    is_time = pa.types.is_temporal(kind) and not pa.types.is_interval(kind)
+    return pa.int64() if is_time else kind

@@ -34,7 +34,7 @@ def arrange(
     documents: int,
     slots: Slots,
     *,
-    distractor_order: int | Literal["reshuffled"] = 0,
+    order: int | Literal["reshuffled"] = 0,
     seed: int = 0,
     slot_of_rank: Slots = (),
 ) -> tuple[Document, ...]:
@@ -43,7 +43,7 @@ def arrange(
     Args:
         documents: how many to show; 0: none, not even the gold ones.
         slots: slots of the gold documents, in hop order; distinct.
-        distractor_order: 0: the data set's order (paper); another number: that order of an evaluation
+        order: 0: the data set's order (paper); another number: that order of an evaluation
             (`numbered_order`); `reshuffled`: an order drawn for each (seed, example, slots) (authors' code).
         slot_of_rank: if given, a reordering of what the other arguments arrange: the document of rank r (from 0) is
             shown at slot_of_rank[r].
@@ -59,12 +59,12 @@ def arrange(
             f"{example.example_id}: {len(golds)} gold documents and {len(others)} others cannot make "
             f"{documents} documents with the gold ones at slots {list(slots)}"
         )
-    if distractor_order == "reshuffled":
+    if order == "reshuffled":
         shuffle = derive_generator(seed, "reshuffle", example.example_id, *slots).permutation(len(others))
         others = [others[index] for index in shuffle]
-    elif distractor_order:
-        order = numbered_order(distractor_order, len(others), example.example_id, slots)
-        others = [others[index] for index in order]
+    elif order:
+        numbered = numbered_order(order, len(others), example.example_id, slots)
+        others = [others[index] for index in numbered]
     gold_at = dict(zip(slots, golds, strict=True))
     remaining = iter(others)
     arranged = []

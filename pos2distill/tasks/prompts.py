@@ -206,7 +206,7 @@ class PromptBuilder:
         documents: int,
         slots: Slots,
         *,
-        distractor_order: int | Literal["reshuffled"] = 0,
+        order: int | Literal["reshuffled"] = 0,
         seed: int = 0,
         slot_of_rank: Slots = (),
     ) -> Tokens:
@@ -215,14 +215,12 @@ class PromptBuilder:
         Args:
             documents: number of documents in the prompt; 0: the question alone.
             slots: slots of the gold documents, 0-based, in hop order.
-            distractor_order, slot_of_rank: see `arrange`.
+            order, slot_of_rank: see `arrange`.
         Raises:
             PromptTooLong: if prompt and response do not fit the model's context.
         """
         # The template's text already holds its special tokens, so none may be added around it.
-        shown = arrange(
-            example, documents, slots, distractor_order=distractor_order, seed=seed, slot_of_rank=slot_of_rank
-        )
+        shown = arrange(example, documents, slots, order=order, seed=seed, slot_of_rank=slot_of_rank)
         ids = self.encode(self._chat(example, shown))
         if len(ids) + self.reserve > self.max_length:
             raise PromptTooLong(
@@ -315,21 +313,19 @@ class MessageBuilder:
         documents: int,
         slots: Slots,
         *,
-        distractor_order: int | Literal["reshuffled"] = 0,
+        order: int | Literal["reshuffled"] = 0,
         seed: int = 0,
         slot_of_rank: Slots = (),
     ) -> Messages:
         """The messages.
 
         Args:
-            documents, slots, distractor_order, seed, slot_of_rank: as in `PromptBuilder`.
+            documents, slots, order, seed, slot_of_rank: as in `PromptBuilder`.
         Raises:
             PromptTooLong: if even a token for each word would not fit the context. A prompt that is slightly too long
                 is for the server to refuse.
         """
-        shown = arrange(
-            example, documents, slots, distractor_order=distractor_order, seed=seed, slot_of_rank=slot_of_rank
-        )
+        shown = arrange(example, documents, slots, order=order, seed=seed, slot_of_rank=slot_of_rank)
         parts = _to_messages(self.template, example.question, shown)
         messages = [{"role": each.role, "content": each.text} for each in parts]
         tokens = fewest_tokens(joined_text(messages))

@@ -4,6 +4,7 @@ A JSON file is JSON Lines, or one JSON array (its first byte is `[`); a Parquet 
 streamed: memory holds one record, or a batch of rows.
 """
 
+import difflib
 import functools
 import hashlib
 import json
@@ -16,8 +17,9 @@ from typing import IO, Any
 import fsspec
 import ijson
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.utils import infer_compression
 
-from pos2distill.errors import UserError, did_you_mean_one
+from pos2distill.errors import UserError
 from pos2distill.tasks.compressed import DECOMPRESSION_ERRORS, explain_error, open_decompressed
 from pos2distill.tasks.parquet_records import parquet_records
 from pos2distill.urls import open_url, storage_errors, why_not_found
@@ -36,6 +38,7 @@ _ESCAPE = re.compile(
     re.DOTALL,
 )
 _PARQUET_MAGIC = b"PAR1"
+_JSON_STARTS = (b"{", b"[", b" ", b"\t", b"\r", b"\n")  # what a file of records can begin with
 _CHUNK_BYTES = 64 << 10  # of an array, read at a time
 _MAX_NESTED = 5_000  # brackets that a chunk opens and does not close; ijson's time is quadratic in the depth
 
@@ -98,6 +101,8 @@ def _file_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 first = start.lstrip(_BLANKS)[:1] or _first_byte(file)
                 is_array = first == b"["
             if start.startswith(_PARQUET_MAGIC):
+                if infer_compression(url):
+                    raise UserError(f"{url}: is a Parquet file in a compressed one; decompress it (data.path)")
                 yield from parquet_records(url)
                 return
             with open_decompressed(url) as file:
@@ -172,14 +177,20 @@ def _one_line_errors(url: str) -> Iterator[None]:
 
 
 def _nearest_file(url: str) -> str:
-    """A hint with the file in the same folder whose name is most similar."""
+    """A hint with the file in the same folder whose name is most similar, without endings, which are often equal."""
     try:
         fs, path = fsspec.url_to_fs(url)
         names = [str(entry).rsplit("/", 1)[-1] for entry in fs.ls(fs._parent(path), detail=False)]
     except (OSError, ValueError):  # ValueError: for a text that is not a URL
         return ""
-    # A higher limit than elsewhere: the endings of names are often equal.
-    return did_you_mean_one(path.rsplit("/", 1)[-1], names, likeness=0.85)
+    name_of_stem = {_stem(name): name for name in sorted(names, reverse=True)}
+    near = difflib.get_close_matches(_stem(path.rsplit("/", 1)[-1]), sorted(name_of_stem), n=1)
+    return f"; did you mean '{name_of_stem[near[0]]}'?" if near else ""
+
+
+def _stem(name: str) -> str:
+    """A file's name before its endings (`nq.jsonl.gz`: `nq`), in lower case."""
+    return name.partition(".")[0].lower()
 
 
 def _check_kind(start: bytes, url: str) -> None:
@@ -188,9 +199,10 @@ def _check_kind(start: bytes, url: str) -> None:
     for magic, meaning in _OTHER_KINDS.items():
         if start.startswith(magic):
             raise UserError(f"{url}: {meaning} (data.path)")
-    # Text in UTF-16 without a byte-order mark: the first character of JSON is one of ASCII.
-    if start[:2].count(0) == 1:
-        raise UserError(f"{url}: is UTF-16; save it as UTF-8 (data.path)")
+    # Without a byte-order mark: JSON begins with a character of ASCII, and so does what follows it.
+    encoding = {2: "UTF-16", 3: "UTF-32"}.get(start[:4].count(0))
+    if encoding and start.lstrip(b"\0").startswith(_JSON_STARTS):
+        raise UserError(f"{url}: is {encoding}; save it as UTF-8 (data.path)")
 
 
 def _first_byte(file: IO[bytes]) -> bytes:

@@ -116,7 +116,7 @@ class RowBuilder:
             sample.example,
             self.study.data.documents,
             slots,
-            distractor_order=0 if order == "fixed" else order,
+            order=0 if order == "fixed" else order,
             seed=self.study.seed,
         )
         slot_id = ANCHOR if is_anchor else _slot_id(slots, self.study.data.documents)

@@ -12,7 +12,7 @@ from pos2distill.faults import disk_is_full
 from pos2distill.models.files import copy_generation_config
 from pos2distill.models.load import load_tokenizer
 from pos2distill.models.prompts import load_prompt_builder
-from pos2distill.records import sample_id_array
+from pos2distill.records import EXAMPLE_SCHEMA, sample_id_array
 from pos2distill.scratch import user_folder
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.checkpoint_layout import ADAPTER_FOLDER, MODEL_FOLDER, STATE_FOLDER
@@ -43,8 +43,8 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> TrainingOutcome:
     """
     study, trainers = job.study, job.runtime.trainers
     scratch = empty_scratch(job, session)
-    example_ids = job.examples.read_table(job.examples_file, ["example_id"])["example_id"].combine_chunks()
-    ids = sample_id_array(example_ids, study.method.responses_per_example)
+    examples = job.examples.read_table(job.examples_file, ["example_id"], schema=EXAMPLE_SCHEMA)
+    ids = sample_id_array(examples["example_id"].combine_chunks(), study.method.responses_per_example)
     with explain_memory_of_model(study, trainers):
         strategy = build_strategy(study, trainers, session.device, job.student_start)
         teacher = build_teacher(study, strategy.base_states, session.device)

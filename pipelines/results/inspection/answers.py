@@ -13,7 +13,7 @@ from pos2distill.store.artifacts import Artifact
 from ...artifact_names import BASE_SCORES
 from ...stages.answers import read_predictions, read_refused
 from ...stages.evaluate import eval_specs
-from ...stages.prepare import EVALUATION, read_examples, read_locations
+from ...stages.prepare import EVALUATION, read_locations, read_prepared
 from ...stages.stage import Input
 from ..artifact_lookup import input_artifact, list_artifacts, provenance_of, study_of
 from .rows import InspectedRow, PromptParts, Row
@@ -29,7 +29,7 @@ def answer_rows(artifact: Artifact, study: Study) -> Iterator[InspectedRow]:
     answers = {model: _by_variant(scores) for model, scores in _models(artifact, study, examples).items()}
     locations = read_locations(examples)
     slots_of_ranks = _slots_of_ranks(artifact, study)
-    for record in read_examples(examples, EVALUATION).to_pylist():
+    for record in read_prepared(examples, EVALUATION).to_pylist():
         example = example_from_row(record)
         attribution = Attribution(example.question, study.data.metric, golds_first(example))
         of_example = {model: by_example.get(example.example_id, {}) for model, by_example in answers.items()}
@@ -107,7 +107,7 @@ def _answer_values(answer: _Answer, prompt: PromptParts, attribution: Attributio
         "cut": answer["finish_reason"] == "length",
     }
     # `document_order` knows the data set's order of the distractors alone.
-    if not answer["correct"] and prompt.distractor_order == 0:
+    if not answer["correct"] and prompt.order == 0:
         order = document_order(prompt.documents, prompt.slots, prompt.slot_of_rank)
         positions = [order.index(index) + 1 for index in attribution(answer["text"]) if index in order]
         values["found_in_documents"] = sorted(positions)

@@ -118,6 +118,8 @@ def _require_outcome(name: str | None, artifact: Artifact) -> None:
         raise UserError(f"--outcome: {name}: {artifact.url} has answers before training alone")
     if name is None or name in possible:
         return
+    if name in _ANSWER_OUTCOMES:
+        raise UserError(f"--outcome: {name}: is of answers; leave out --samples")
     if name in _SAMPLE_OUTCOMES:
         raise UserError(f"--outcome: {name}: is of samples; give --samples too")
     raise UserError(f"--outcome: {name}: expected one of {', '.join(possible)}{did_you_mean_one(name, possible)}")

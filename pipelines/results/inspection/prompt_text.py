@@ -39,5 +39,5 @@ class PromptText:
             parts.documents,
             parts.slots,
             slot_of_rank=parts.slot_of_rank,
-            distractor_order=parts.distractor_order,
+            order=parts.order,
         )

@@ -14,14 +14,14 @@ Row = dict[str, Any]
 class PromptParts:
     """What a prompt is built from.
 
-    distractor_order: 0 is the data set's. slot_of_rank: where documents are reordered, the slot of the document of each
+    order: 0 is the data set's. slot_of_rank: where documents are reordered, the slot of the document of each
     rank.
     """
 
     example: Example
     documents: int
     slots: Slots
-    distractor_order: int = 0
+    order: int = 0
     slot_of_rank: Slots = ()
 
 

@@ -330,6 +330,11 @@ def test_metric_must_fit_the_prompt(load: Callable[..., Recipe]) -> None:
         ("evaluation.other_documents=[30, 30]", "evaluation.other_documents: expected each number once"),
         ("other_tasks={}", "other_tasks: unknown field; expected one of"),
         (
+            "data={path: x, format: kv, metric: em}",
+            "data.metric: 'em', but prompt 'kv' does not ask for 'The answer is:'; set "
+            "data.metric=substring or another",
+        ),
+        (
             "data.metric=em",
             "data.metric: 'em', but prompt 'qa' does not ask for 'The answer is:'; set data.metric=sub_em or another",
         ),

@@ -62,7 +62,7 @@ def test_summarise_analysis_attributes_wrong_answers_at_the_length_of_training()
 def test_summarise_analysis_knows_the_order_of_the_distractors(order: int) -> None:
     table = predictions(prediction(1, 2, "It is 51.", order=order))
     summary = summarise_analysis(study(distractor_orders=2), PASSES_SCHEMA.empty_table(), table, {"e": EXAMPLE})
-    shown = arrange(EXAMPLE, 3, (2,), distractor_order=order)
+    shown = arrange(EXAMPLE, 3, (2,), order=order)
     expected = [0, 0, 0]
     expected[shown.index(EXAMPLE.documents[1])] = 1
     assert summary["wrong_answers"]["by_slot"] == expected

@@ -8,15 +8,18 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from botocore.exceptions import ClientError
 
 from pipelines.cli import command_line
 from pipelines.executors.local import saved_folders
 from pipelines.stages.search_scales import best_so_far, read_generations
-from pos2distill.config import Recipe
+from pos2distill.config import ModelSection, Recipe
 from pos2distill.config.load import load_recipe
 from pos2distill.errors import UserError
+from pos2distill.models.files import files_version
 from pos2distill.models.rope.search import Candidate
 from pos2distill.store.artifacts import Artifact
+from pos2distill.urls import storage_errors
 from tests.support.stores import interrupt_evaluation
 
 LOCAL = {"executor": "local", "trainers": {"strategy": "torch", "gradient_checkpointing": False}}
@@ -207,6 +210,32 @@ def test_damaged_results_are_named(
     while "-" not in folder.name and folder.name != "storage":
         folder = folder.parent
     assert words.replace("DIR", str(folder)) in errors[0]
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        PermissionError(13, "Permission denied"),
+        ClientError({"Error": {"Code": "ExpiredToken"}, "ResponseMetadata": {"HTTPStatusCode": 400}}, "ListObjectsV2"),
+    ],
+)
+def test_a_checkpoint_that_may_not_be_read_is_not_called_corrupt(
+    recipe: str, refusal: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever deleted it would lose the training."""
+
+    def refuse(model: ModelSection) -> str:
+        with storage_errors(model.path, "model.path"):
+            if "/checkpoint-" in model.path:
+                raise refusal
+        return files_version(model)
+
+    monkeypatch.setattr("pipelines.checks.preflight.files_version", refuse)
+    _remove(_path(recipe, "distilled-scores-*"))
+    assert command_line.main(["study", recipe]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "/model: cannot be used (" in error
+    assert "corrupt" not in error
 
 
 def _without_settings(path: Path) -> None:

@@ -125,7 +125,10 @@ SETTINGS = [
     ("data.documents=1", "data.documents: "),
     ("data.documents=7", "line 1: documents: found 6, but prompts of 7 slots are asked for"),
     ("data.train_examples=0", "data.train_examples: "),
-    ("data.eval_examples=999999999", "eval examples, but data.eval_examples asks for 999999999"),
+    (
+        "data.eval_examples=999999999",
+        "data.eval_examples (or --examples with --model) asks for 999999999",
+    ),
     ("data.eval_fraction=0", "data.eval_fraction: "),
     (
         "data.eval_fraction=1",
@@ -369,6 +372,12 @@ def test_settings_are_refused_in_one_line(
     # Several settings are separated by a space; none of the values holds one before a section's name.
     parts = settings.split(" ") if settings.count("=") > 1 and " " in settings and "{" not in settings else [settings]
     assert words in refused(*parts)
+
+
+def test_a_path_of_windows_is_no_model_with_a_revision(refused: Refused) -> None:
+    message = refused("model.path=C:/llama")
+    assert message.startswith("error: C:/llama: neither a folder nor OWNER/NAME of a model on the hub (")
+    assert message.endswith(" (model.path)")
 
 
 def test_every_setting_of_the_published_methods_has_a_wrong_value_here() -> None:
@@ -668,6 +677,9 @@ DATA: list[tuple[str, bytes, str]] = [
     ("x.jsonl", LINE.decode().encode("utf-16-le"), "is UTF-16; save it as UTF-8"),
     ("x.jsonl", LINE.decode().encode("utf-16-be"), "is UTF-16; save it as UTF-8"),
     ("x.jsonl", LINE.decode().encode("utf-32"), "is UTF-32; save it as UTF-8"),
+    ("x.jsonl", LINE.decode().encode("utf-32-le"), "is UTF-32; save it as UTF-8"),
+    ("x.jsonl", b"\0asm\1\0\0\0", "line 1: not valid JSON"),
+    ("x.parquet.gz", gzip.compress(b"PAR1....PAR1"), "is a Parquet file in a compressed one; decompress it"),
     ("x.jsonl", b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 2\n", "is a git-lfs pointer"),
     ("x.jsonl", b"<!DOCTYPE html><html>", "is a web page"),
     ("x.jsonl", b"%PDF-1.7", "is a PDF file"),

@@ -20,7 +20,7 @@ from pos2distill.models.load import load_tokenizer
 from pos2distill.records import EXAMPLE_SCHEMA, RESPONSE_SCHEMA, Tokens, example_tables
 from pos2distill.sampling.engines.protocol import Completion, EngineDied, Failure, GenerationResult, SamplingParams
 from pos2distill.sampling.generate import Generate, require_responses
-from pos2distill.sampling.operators import read_examples, store_samples, to_predictions
+from pos2distill.sampling.operators import fetch_examples, store_samples, to_predictions
 from pos2distill.sampling.prompting import PromptSpec, build_prompts, prompt_builder, show_teacher_prompts
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
@@ -283,10 +283,10 @@ def test_read_examples_numbers_the_samples_of_an_example(make_recipe: Callable[.
     with artifact.writing():
         artifact.write_tables("train.parquet", EXAMPLE_SCHEMA, example_tables(examples))
         artifact.publish(counts={}, seconds={})
-    read = read_examples(pa.table({"index": [5, 0, 23]}), artifact, "train.parquet", 3)
+    read = fetch_examples(pa.table({"index": [5, 0, 23]}), artifact, "train.parquet", 3)
     assert read["example_id"].to_pylist() == [examples[index].example_id for index in (1, 0, 7)]
     assert read["number"].to_pylist() == [2, 0, 2]
-    single = read_examples(pa.table({"index": [5]}), artifact, "train.parquet")
+    single = fetch_examples(pa.table({"index": [5]}), artifact, "train.parquet")
     assert single.to_pylist() == examples_to_table([examples[5]]).to_pylist()
 
 

@@ -342,6 +342,19 @@ def test_read_examples_skips_published_records_with_too_few_documents(read: Read
     assert isinstance(read(form, record, documents=5, distractors="random"), Example)
 
 
+def test_read_examples_refuses_distractors_that_are_all_the_same(read: Read) -> None:
+    """Among those that a prompt shows, unless further ones are drawn."""
+    message = r"line 1: all 2 distractors are the same; expected different ones$"
+    for form, record in [
+        ("jsonl", {**GENERIC, "documents": [OWL, FOX, OWL]}),
+        ("kv", {**KV, "ordered_kv_records": [["k-1", "v-1"], ["k-2", "v-2"], ["k-1", "v-1"]]}),
+    ]:
+        with pytest.raises(UserError, match=message):
+            read(form, record, documents=3)
+        assert isinstance(read(form, record, documents=2), Example)
+        assert isinstance(read(form, record, documents=3, distractors="random"), Example)
+
+
 def test_parse_hotpotqa_accepts_two_distractors_of_one_title(read: Read) -> None:
     record = {**HOTPOTQA, "context": [*HOTPOTQA["context"], ["Owl", ["Another bird."]]]}
     assert [document.title for document in read("hotpotqa", record).distractors] == ["Owl", "Owl"]
@@ -413,16 +426,12 @@ def test_reasons_and_formats_are_all_in_the_docs() -> None:
             "or false)",
         ),
         (
-            {**GENERIC, "documents": [FOX, OWL, FOX | {"gold": False}]},
-            "line 1, documents: a distractor is the same as a gold document ('The fox has 42.'); remove it",
+            {**GENERIC, "documents": [FOX, FOX | {"gold": False}, OWL]},
+            "line 1: a distractor is the same as a gold document ('The fox has 42.'); remove it",
         ),
         (
             {**GENERIC, "documents": [FOX, {**OWL, "text": " "}]},
-            "line 1, documents: the texts of all distractors are empty; expected text",
-        ),
-        (
-            {**GENERIC, "documents": [OWL, FOX, OWL]},
-            "line 1, documents: all 2 distractors are the same; expected different ones",
+            "line 1: the texts of all distractors are empty; expected text",
         ),
         (
             {**GENERIC, "documents": [{**FOX, "Hop": 1}]},
@@ -610,7 +619,7 @@ def test_read_examples_refuses_other_hops_in_a_users_own_file(read: Read, hops: 
         (
             "hotpotqa",
             changed(HOTPOTQA, "context", {"title": ["Alû", "Lilu"], "sentences": [["A demon."]]}),
-            "line 1, context: title has 2 elements and sentences 1; expected as many",
+            "line 1, context: title has 2 elements and sentences 1; expected equally many",
         ),
         (
             "hotpotqa",

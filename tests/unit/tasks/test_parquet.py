@@ -91,28 +91,31 @@ def test_read_records_of_parquet_names_the_row_and_the_file(lines: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("kind", "shown"),
+    ("kind", "number", "shown"),
     [
-        (pa.timestamp("s"), "11476-08-15 00:00:00.000"),
-        (pa.timestamp("s", "Not/AZone"), "11476-08-15 00:00:00.000"),
-        (pa.date64(), "11476-08-15"),
-        (pa.duration("s"), "299999980800"),
+        (pa.date64(), 299_999_980_800_000, "11476-08-15"),
+        (pa.timestamp("ms"), 299_999_980_800_000, 299_999_980_800_000),
+        (pa.timestamp("ms", "Not/AZone"), 299_999_980_800_000, 299_999_980_800_000),
+        (pa.duration("s"), 299_999_980_800, 299_999_980_800),
+        (pa.time64("us"), 3_600_000_000, 3_600_000_000),
+        (pa.time32("ms"), 3_600_000, 3_600_000),
     ],
 )
-def test_read_records_of_parquet_gives_times_as_text(tmp_path: Path, kind: pa.DataType, shown: str) -> None:
+def test_read_records_of_parquet_gives_dates_as_text_and_times_as_numbers(
+    tmp_path: Path, kind: pa.DataType, number: int, shown: str | int
+) -> None:
     """At any depth, and those that Python's types do not hold."""
-    number = 299_999_980_800 * (1000 if kind == pa.date64() else 1)
-    times = pa.array([number, None], pa.int64()).view(kind)
+    times = pa.array([number, None], pa.int32() if pa.types.is_time32(kind) else pa.int64()).view(kind)
     inner = pa.StructArray.from_arrays([times], names=["time"])
     lists, large = pa.ListArray.from_arrays([0, 1, 2], inner), pa.LargeListArray.from_arrays([0, 1, 2], inner)
     maps = pa.MapArray.from_arrays([0, 1, 2], ["k", "k"], times)
-    table = pa.table({"text": ["a", "b"], "time": times, "lists": lists, "large": large, "maps": maps})
+    fixed = pa.FixedSizeListArray.from_arrays(times, 1)
+    table = pa.table({"text": ["a", "b"], "time": times, "lists": lists, "large": large, "maps": maps, "fixed": fixed})
     pq.write_table(table, tmp_path / "data")
     found = [{"time": shown}]
-    assert list(read_records(str(tmp_path / "data"))) == [
-        ("row 1", {"text": "a", "time": shown, "lists": found, "large": found, "maps": [("k", shown)]}),
-        ("row 2", {"text": "b", "lists": [{}], "large": [{}], "maps": [("k", None)]}),
-    ]
+    first = {"text": "a", "time": shown, "lists": found, "large": found, "maps": [("k", shown)], "fixed": [shown]}
+    second = {"text": "b", "lists": [{}], "large": [{}], "maps": [("k", None)], "fixed": [None]}
+    assert list(read_records(str(tmp_path / "data"))) == [("row 1", first), ("row 2", second)]
 
 
 def test_read_records_of_parquet_names_the_text_that_is_not_utf_8(tmp_path: Path) -> None:

@@ -57,17 +57,17 @@ def test_arrange_places_golds_and_keeps_distractor_order(arrangement: tuple[int,
 def test_arrange_reshuffles_as_a_pure_function(arrangement: tuple[int, Slots, Slots, int]) -> None:
     documents, slots, golds, seed = arrangement
     example = make_example(documents, golds)
-    shown = arrange(example, documents, slots, distractor_order="reshuffled", seed=seed)
+    shown = arrange(example, documents, slots, order="reshuffled", seed=seed)
     assert tuple(shown[slot] for slot in slots) == example.golds
     assert Counter(shown) == Counter(example.documents)
-    assert shown == arrange(example, documents, slots, distractor_order="reshuffled", seed=seed)
+    assert shown == arrange(example, documents, slots, order="reshuffled", seed=seed)
 
 
 @pytest.mark.parametrize("hops", [1, 2])
 def test_arrange_reshuffles_by_seed_and_slots(hops: int) -> None:
     example = make_example(12, tuple(range(hops)))
     orders = [
-        tuple(d.title for d in arrange(example, 12, slots, distractor_order="reshuffled", seed=seed) if not d.gold)
+        tuple(d.title for d in arrange(example, 12, slots, order="reshuffled", seed=seed) if not d.gold)
         for seed in range(3)
         for slots in itertools.permutations(range(3), hops)
     ]
@@ -78,7 +78,7 @@ def test_arrange_reshuffles_by_seed_and_slots(hops: int) -> None:
 def test_arrange_shows_each_numbered_order_once(documents: int, golds: Slots) -> None:
     example, slots = make_example(documents, golds), tuple(range(len(golds)))
     count = math.factorial(documents - len(golds))
-    orders = [arrange(example, documents, slots, distractor_order=number) for number in range(count)]
+    orders = [arrange(example, documents, slots, order=number) for number in range(count)]
     assert orders[0] == arrange(example, documents, slots)
     assert len(set(orders)) == count
     for shown in orders:
@@ -87,7 +87,7 @@ def test_arrange_shows_each_numbered_order_once(documents: int, golds: Slots) ->
     with pytest.raises(
         ValueError, match=rf"^example-{documents}: \d distractors have no order {count}, counted from 0"
     ):
-        arrange(example, documents, slots, distractor_order=count)
+        arrange(example, documents, slots, order=count)
 
 
 def test_numbered_order_is_the_first_that_is_drawn_unless_it_repeats_one() -> None:
@@ -95,9 +95,9 @@ def test_numbered_order_is_the_first_that_is_drawn_unless_it_repeats_one() -> No
     example = make_example(8)
     pinned = {1: ["d1", "d6", "d7", "d0", "d5", "d3", "d2", "d4"], 2: ["d7", "d3", "d1", "d0", "d4", "d6", "d5", "d2"]}
     for number, titles in pinned.items():
-        shown = arrange(example, 8, (3,), distractor_order=number)
+        shown = arrange(example, 8, (3,), order=number)
         assert [document.title for document in shown] == titles
-        assert shown == arrange(example, 8, (3,), distractor_order="reshuffled", seed=number)
+        assert shown == arrange(example, 8, (3,), order="reshuffled", seed=number)
     # The first draw is [1, 0] for fox-0000, and for fox-0001 it repeats the data set's order.
     assert numbered_order(1, 2, "fox-0000", (0,)) == [1, 0]
     assert numbered_order(1, 2, "fox-0001", (0,)) == [1, 0]
@@ -113,7 +113,7 @@ def test_arrange_takes_the_first_distractors() -> None:
 @pytest.mark.parametrize("order", ["reshuffled", 1, 2])
 def test_arrange_shows_the_same_documents_in_every_order(order: Literal["reshuffled"] | int) -> None:
     """Distractors are cut before they are shuffled."""
-    shown = arrange(make_example(12), 5, (2,), distractor_order=order, seed=3)
+    shown = arrange(make_example(12), 5, (2,), order=order, seed=3)
     assert {document.title for document in shown} == {"d0", "d1", "d2", "d3", "d4"}
 
 
@@ -202,7 +202,7 @@ def test_draw_trivial_slots_is_pinned() -> None:
     example = make_example(8)
     drawn = draw_trivial_slots("fox-0001", documents=20, advantageous=(0,), k=4, seed=0)
     assert drawn == ((1,), (11,), (6,), (13,))
-    shown = arrange(example, 8, (3,), distractor_order="reshuffled", seed=0)
+    shown = arrange(example, 8, (3,), order="reshuffled", seed=0)
     assert [document.title for document in shown] == ["d2", "d5", "d6", "d0", "d4", "d3", "d7", "d1"]
 
 

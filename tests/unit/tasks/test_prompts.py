@@ -138,7 +138,7 @@ def test_prompt_builder_refuses_a_prompt_without_room(tiny_model_path: str) -> N
 
 def test_prompt_builder_reshuffles_distractors(tiny_model_path: str) -> None:
     builder = build(tiny_model_path, "plain")
-    prompts = {bytes(builder(EXAMPLE, 3, (0,), distractor_order="reshuffled", seed=seed)) for seed in range(8)}
+    prompts = {bytes(builder(EXAMPLE, 3, (0,), order="reshuffled", seed=seed)) for seed in range(8)}
     assert len(prompts) == 2  # two distractors have two orders
 
 

@@ -122,6 +122,8 @@ UNPAIRED = "contains an unpaired surrogate (\\ud800 to \\udfff alone), which is 
     ("name", "message"),
     [
         ("dta.jsonl", r"dta.jsonl: no such file \(data.path\); did you mean 'data.jsonl'\?$"),
+        ("DATA.parquet", r"DATA.parquet: no such file \(data.path\); did you mean 'data.jsonl'\?$"),
+        ("data.jsonl.gz", r"data.jsonl.gz: no such file \(data.path\); did you mean 'data.jsonl'\?$"),
         ("code.jsonl", r"code.jsonl: no such file \(data.path\)$"),
         ("elsewhere/data.jsonl", r"data.jsonl: no such file \(data.path\)$"),
         ("", r": cannot be used \(Is a directory\) \(data.path\); expected a file, not a folder$"),

@@ -275,7 +275,8 @@ def test_inspect_refuses(tmp_path: Path, command: Command, words: list[str], mes
             "expected one of right, wrong, gained, lost, flipped, cut, refused; did you mean 'right'?",
         ),
         (["--outcome", "kept"], "--outcome: kept: is of samples; give --samples too"),
-        (["--samples", "--outcome", "right"], "--outcome: right: expected one of kept, wrong, empty, failed, cut"),
+        (["--samples", "--outcome", "right"], "--outcome: right: is of answers; leave out --samples"),
+        (["--samples", "--outcome", "keep"], "--outcome: keep: expected one of kept, wrong, empty, failed, cut; did"),
     ],
 )
 def test_inspect_refuses_an_outcome_that_nothing_has(
@@ -516,7 +517,7 @@ def test_reports_and_artifacts_of_earlier_versions(recipe: Recipe, command: Comm
     ]
     # Without the record of their tasks, all answers look alike.
     (note, line) = command("inspect", str(storage), code=2)
-    assert ": the newest of 2 in " in note
+    assert ": the newest finished one of 2 in " in note
     assert line.endswith("does not say how it was made; it is of an earlier version, make it again")
 
 
@@ -738,21 +739,25 @@ def test_several_checkpoints_of_a_storage_are_told_apart(
         (folder,) = (path for path in storage.glob(f"{kind}-*") if read_task(path) is None)
         shutil.copytree(folder, storage / f"{kind}-0123")
     (checkpoint,) = (path for path in storage.glob("checkpoint-*") if path.name != "checkpoint-0123")
-    (line,) = command("push", str(storage), "me/a-model", code=2)
-    assert line.startswith(f"error: {storage}: expected the folder of one checkpoint, found 2 in it: checkpoint-")
-    assert checkpoint.name in line
-    assert "checkpoint-0123" in line
+    (refused,) = command("push", str(storage), "me/a-model", code=2)
+    assert refused.startswith(
+        f"error: {storage}: expected the folder of one checkpoint, found 2 in it, the newest first: checkpoint-"
+    )
+    assert checkpoint.name in refused
+    assert "checkpoint-0123" in refused
     assert command_line.main(["inspect", str(storage), "--limit", "1"]) == 0
     (note, _) = capsys.readouterr().err.splitlines()
     assert re.fullmatch(
-        rf"{re.escape(str(storage))}/distilled-scores-\w+: the newest of 2 in .+; name a folder .+", note
+        rf"{re.escape(str(storage))}/distilled-scores-\w+: the newest finished one of 2 in .+; name a folder .+", note
     )
-    # A checkpoint that a later round of an on-policy method began with is no second one.
+    # A checkpoint that a later round of an on-policy method began with is no second one, unless it is reported too.
     later = checkpoint / "provenance.json"
     made = json.loads(later.read_text())
     made["inputs"]["student"] = "checkpoint-0123"
     later.write_text(json.dumps(made))
-    (checkpoint / "model" / "README.md").unlink()
+    assert command("push", str(storage), "me/a-model", code=2) == [refused]
+    for folder in storage.glob("checkpoint-*"):
+        (folder / "model" / "README.md").unlink()
     (line,) = command("push", str(storage), "me/a-model", code=2)
     assert line == f"error: {checkpoint}: has no model card yet; run `report` with its recipe first"
 

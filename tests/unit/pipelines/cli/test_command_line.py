@@ -199,7 +199,10 @@ def test_dry_run_shows_cached_stages(recipe: str, capsys: pytest.CaptureFixture[
         (["study", "RECIPE", "training"], "training: expected section.field=value"),
         (["study", "RECIPE", "data.path=gone.jsonl", "--dry-run"], "gone.jsonl: no such file"),
         (["study", "RECIPE", "training.lora.targets=[q_prj]", "--dry-run"], "did you mean 'q_proj'?"),
-        (["study", "RECIPE", "data.eval_examples=9999"], "eval examples, but data.eval_examples asks for 9999"),
+        (
+            ["study", "RECIPE", "data.eval_examples=9999"],
+            "data.eval_examples (or --examples with --model) asks for 9999",
+        ),
         (
             ["study", "RECIPE", "evaluation.other_documents=[7]"],
             "line 1: documents: found 6, but prompts of 7 slots are asked for (data.documents, or --documents with",
@@ -223,12 +226,13 @@ def test_distill_names_samples_of_other_settings(recipe: str, capsys: pytest.Cap
     claim_storage(resolved.storage, resolved.name)
     with Artifact(resolved.storage, "samples", "feedfeedfeedfeed").writing():
         Artifact(resolved.storage, "samples", "feedfeedfeedfeed").publish(counts={}, seconds={})
-    assert command_line.main(["distill", recipe, "runtime.mode=staged"]) == 2
     expected = make_plan(resolved).first_sample.fingerprint
-    assert (
-        f"no finished samples of fingerprint {expected}; it holds feedfeedfeedfeed, made with other settings; "
-        "run `study` first (or `sample`)"
-    ) in capsys.readouterr().err
+    for options in ([], ["--dry-run"]):
+        assert command_line.main(["distill", recipe, "runtime.mode=staged", *options]) == 2
+        assert (
+            f"no finished samples of fingerprint {expected}; it holds feedfeedfeedfeed, made with other settings; "
+            "run `study` first (or `sample`)"
+        ) in capsys.readouterr().err
 
 
 def test_report_names_unfinished_studies_of_a_sweep(
@@ -343,7 +347,7 @@ def test_main_refuses_wrong_words_in_one_line(arguments: list[str], capsys: pyte
         ("runs --epochs 2", "unrecognized arguments: --epochs (see python run.py runs --help)"),
         (
             "submit quickstart --address http://127.0.0.1:1 --dry-run",
-            "--dry-run; the same recipe and settings with `study` and --dry-run are checked here, and nothing is sent",
+            "--dry-run; without `submit` and its options, the same command with --dry-run is checked here, and not run",
         ),
         ("recipes foo", "unrecognized arguments: foo (see python run.py recipes --help)"),
     ],
