@@ -82,7 +82,7 @@ def test_a_run_with_too_many_failures_in_the_end_does_not_pass_the_second_time(
         command(recipe)
     assert str(caught.value) == (
         f"{samples.url}: 3 of 40 samples failed (more than runtime.max_failed_fraction=0.05); `inspect "
-        f"{samples.storage} --samples --outcome failed` shows them; with a larger limit they are left out; to sample "
+        f"{samples.url} --samples --outcome failed` shows them; with a larger limit they are left out; to sample "
         f"again, delete {samples.url}"
     )
     assert not samples.is_finished
