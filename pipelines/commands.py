@@ -41,6 +41,7 @@ from .terminal import (
     print_comparison,
     print_evaluation,
     print_paths,
+    print_sweep,
 )
 
 
@@ -193,13 +194,35 @@ def run_report(recipe: Recipe, cells: Sequence[Cell]) -> None:
     Raises:
         UserError: with the stage, or the studies of the sweep, that are not finished.
     """
+    check_storage(recipe.storage, recipe.name)
+    require_results(recipe, cells)
     if recipe.sweep:
         _report_sweep(recipe, cells)
         return
     (cell,) = cells
-    plan = cell.plan
-    check_storage(recipe.storage, recipe.name)
-    _report(recipe, plan)
+    _report(recipe, cell.plan)
+
+
+def require_results(recipe: Recipe, cells: Sequence[Cell]) -> None:
+    """Refuse `report` while results are missing that it shows.
+
+    Raises:
+        UserError: with the stage, or the studies of the sweep, that are not finished.
+    """
+    if not recipe.sweep:
+        (cell,) = cells
+        _require_finished(recipe, cell.plan, cell.plan.reported_stages)
+        return
+    unfinished = []
+    for cell in cells:
+        if any(not stage.artifact.is_finished for stage in cell.plan.reported_stages):
+            unfinished.append(format_settings(cell.settings).removeprefix(", "))
+    if unfinished:
+        # Named by their settings, since the storage holds many fingerprints.
+        raise UserError(
+            f"{recipe.storage}: {len(unfinished)} of {len(cells)} studies are not finished: {'; '.join(unfinished)}; "
+            f"run `study` again"
+        )
 
 
 def command_summary(recipe: Recipe, command: str, cells: Sequence[Cell]) -> dict[str, Any]:
@@ -252,7 +275,6 @@ def _make_cells(recipe: Recipe) -> list[Cell]:
 
 
 def _report(recipe: Recipe, plan: Plan) -> None:
-    _require_finished(recipe, plan, plan.reported_stages)
     with storage_errors(recipe.storage, "runtime.storage"):
         comparison = make_report(recipe, plan)
     print_comparison(comparison)
@@ -271,18 +293,11 @@ def _scales_path(plan: Plan) -> dict[str, str]:
 
 
 def _report_sweep(recipe: Recipe, cells: Sequence[Cell]) -> None:
-    unfinished = []
-    for cell in cells:
-        if any(not stage.artifact.is_finished for stage in cell.plan.reported_stages):
-            unfinished.append(format_settings(cell.settings).removeprefix(", "))
-    if unfinished:
-        # Named by their settings, since the storage holds many fingerprints.
-        raise UserError(
-            f"{recipe.storage}: {len(unfinished)} of {len(cells)} studies are not finished: {'; '.join(unfinished)}; "
-            f"run `study` again"
-        )
     with storage_errors(recipe.storage, "runtime.storage"):
-        make_sweep_report(recipe, cells)
+        rows = make_sweep_report(recipe, cells)
+    print_sweep(rows)
+    for cell in cells:
+        print(f"checkpoint  {model_url(cell.plan.distill.artifact)}{format_settings(cell.settings)}")
     print_paths(report=f"{recipe.storage}/report/index.html")
 
 

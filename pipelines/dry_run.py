@@ -10,10 +10,9 @@ from pos2distill.store.storage import check_storage
 
 from .checks.data_checks import CheckedData, check_data
 from .checks.preflight import preflight
-from .commands import COMMANDS, plan_command, require_samples
+from .commands import COMMANDS, plan_command, require_results, require_samples
 from .results.gate import read_baseline
 from .results.report import reported_fingerprint
-from .stages.stage import Stage
 from .terminal import format_counts, format_settings
 
 _WIDTH = 100  # of a prompt's lines
@@ -50,12 +49,13 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
     """
     lines = []
     cells = plan_command(recipe, command)
+    if command == "report":  # it runs no stage
+        check_storage(recipe.storage, recipe.name)
+        require_results(recipe, cells)
     data: list[CheckedData] = []
     for cell in cells:
         plan, stages = cell.plan, COMMANDS[command].stages(cell.plan)
-        if command == "report":  # it runs no stage
-            check_storage(recipe.storage, recipe.name)
-        else:
+        if command != "report":
             preflight(cell.recipe, plan, stages)
             if command == "distill":
                 require_samples(cell.recipe, plan)
@@ -63,7 +63,8 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
             data = data or checked  # of a sweep, that of its first study
         lines.append(f"# study {plan.fingerprint}, storage {cell.recipe.storage}{format_settings(cell.settings)}")
         for stage in stages:
-            lines.append(f"#   {_state(stage, command):<8}  {stage.name:<18}  {stage.artifact.url}")
+            state = "cached" if stage.artifact.is_finished else "to run"
+            lines.append(f"#   {state:<8}  {stage.name:<18}  {stage.artifact.url}")
     if command in ("study", "report"):
         is_current = not recipe.sweep and reported_fingerprint(recipe.storage) == cells[0].plan.fingerprint
         lines.append(
@@ -95,10 +96,3 @@ def _data_lines(data: Sequence[CheckedData], *, full: bool) -> list[str]:
             hidden = len(text) - 2 * _PROMPT_LINES
             text[_PROMPT_LINES:-_PROMPT_LINES] = [f"… {hidden} more lines (--full shows them)"]
     return lines + [f"#   | {line}" for line in text]
-
-
-def _state(stage: Stage, command: str) -> str:
-    if stage.artifact.is_finished:
-        return "cached"
-    # `report` runs no stage, so it cannot make an unfinished result.
-    return "missing" if command == "report" else "to run"

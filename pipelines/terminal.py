@@ -2,7 +2,7 @@
 
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pos2distill.evaluation.chains import STEPS
@@ -11,6 +11,7 @@ from pos2distill.evaluation.references import REFERENCES
 from pos2distill.evaluation.report import Comparison, verdict
 from pos2distill.evaluation.result import Evaluation
 from pos2distill.evaluation.scores import Curve, format_slots
+from pos2distill.evaluation.sweep import SweepRow
 from pos2distill.evaluation.verdict import describe_curve
 from pos2distill.store.artifacts import Manifest
 
@@ -37,6 +38,19 @@ def print_comparison(comparison: Comparison) -> None:
         print(f"          {shown:<25}{format_estimate(distilled['accuracy'], distilled['ci95'])} {REFERENCES[name]}")
     print()
     print(f"{textwrap.fill(verdict(comparison), 100)}\n")
+
+
+def print_sweep(rows: Sequence[SweepRow]) -> None:
+    """The means and GAPs of every setting on the task that was trained on, before and after training."""
+    width = max(len("setting"), *(len(row.label) for row in rows))
+    print(f"\n{'setting':<{width}}  mean before  after  difference               GAP before  after")
+    for row in rows:
+        task = next(iter(row.tasks.values()))
+        before, after, change = task.before, task.after, task.difference
+        difference = f"{change.value:+.3f} [{change.low:+.3f}, {change.high:+.3f}]"
+        means = f"{before.mean.value:>11.3f}  {after.mean.value:>5.3f}"
+        print(f"{row.label:<{width}}  {means}  {difference:<23}  {before.gap.value:>10.3f}  {after.gap.value:>5.3f}")
+    print()
 
 
 def print_curve(label: str, curve: Curve) -> None:

@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +151,11 @@ def _format_answer(answer: dict[str, Any]) -> str:
     return f"{answer['text']}  ({'; '.join(notes)})"
 
 
+def _without_mean(run: Mapping[str, Any]) -> str:
+    """What a report is whose summary has no mean."""
+    return f"a sweep of {run['studies']} studies" if run.get("studies") else "of an earlier version"
+
+
 def _runs(options: argparse.Namespace) -> None:
     from pos2distill.evaluation.formatting import format_gap
 
@@ -164,7 +169,7 @@ def _runs(options: argparse.Namespace) -> None:
         print(f"{options.folder}: no report and no results of evaluate")
     for run in runs:
         if "mean" not in run:
-            print(f"{run['report']}  {run['name']}: a sweep, or of an earlier version")
+            print(f"{run['report']}  {run['name']}: {_without_mean(run)}")
             continue
         mean = " to ".join(f"{value:.3f}" for value in run["mean"])
         gap = "; after ".join(map(format_gap, run["gap"], run["gap_ci95"], run["gap_corrected"]))

@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
             _stop_retries()
         raise
     except GateError as error:
-        print(f"gate: {error}", file=sys.stderr)
+        print(f"gate failed: {error}", file=sys.stderr)
         _stop_retries(GATE_FAILED)
         return ExitCode.FAILED
     except UserError as error:

@@ -11,7 +11,7 @@ from .gate_options import gate_flags
 COMMAND_HELP = {
     "study": "the whole chain: evaluate, sample, distil, evaluate again, report; finished stages are skipped",
     "evaluate": "accuracy at every slot: of a recipe's base model and checkpoint if there is one, or of any --model",
-    "analyse": "why answers differ by position: KL by token, recovery, attention, failed steps; models as in evaluate",
+    "analyse": "why answers of a recipe's models differ by position: KL by token, recovery, attention, failed steps",
     "sample": "advantaged responses into the sample store, with the teacher's hidden states",
     "distill": "train on the stored samples; with runtime.mode=streamed, sample what is missing at the same time",
     "report": "the HTML page and summary.json, from finished results",

@@ -26,6 +26,7 @@ def list_runs(folder: str) -> list[dict[str, Any]]:
     evaluated.
 
     `mean`, `gap`, `gap_ci95` and `gap_corrected`: of the base model and, if there is one, of the distilled one.
+    `studies`: how many a sweep has.
     """
     runs = []
     for path, content in read_summaries(folder).items():
@@ -45,6 +46,8 @@ def list_runs(folder: str) -> list[dict[str, Any]]:
                 "gap_ci95": [list(curve.gap_ci95) for curve in summary.curves.values()],
                 "gap_corrected": [curve.gap_corrected for curve in summary.curves.values()],
             }
+        elif isinstance(content.get("cells"), list):
+            entry["studies"] = len(content["cells"])
         runs.append(entry)
     return runs
 

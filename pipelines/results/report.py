@@ -19,7 +19,7 @@ from pos2distill.evaluation.report import (
     render_model_card,
     render_report,
 )
-from pos2distill.evaluation.sweep import CellResult, render_sweep, summarise_sweep
+from pos2distill.evaluation.sweep import CellResult, SweepRow, render_sweep, summarise_sweep, to_rows
 from pos2distill.models.files import is_hub_name, read_licence
 from pos2distill.models.rope.curves import CONFIG_KEY
 from pos2distill.records import Slots
@@ -60,8 +60,11 @@ def compare_models(plan: Plan) -> Comparison:
     return TaskResults(study, plan.prepare, plan.evaluate_base, plan.evaluate_distilled).comparisons()[0]
 
 
-def make_sweep_report(recipe: Recipe, cells: Sequence[Cell]) -> None:
-    """Write `report/` of a sweep (one table and one plot, intervals over seeds), and every checkpoint's model card."""
+def make_sweep_report(recipe: Recipe, cells: Sequence[Cell]) -> list[SweepRow]:
+    """Write `report/` of a sweep (one table and one plot, intervals over seeds), and every checkpoint's model card.
+
+    Returns: the rows of the table.
+    """
     results = []
     for cell in cells:
         inputs = report_inputs(cell.recipe, cell.plan)
@@ -76,6 +79,7 @@ def make_sweep_report(recipe: Recipe, cells: Sequence[Cell]) -> None:
     summary = summarise_sweep(recipe.name, results)
     summary["fingerprint"] = fingerprint([cell.plan.fingerprint for cell in cells])
     write_folder(recipe.storage, _REPORT, files, _SUMMARY, summary)
+    return to_rows(results)
 
 
 def read_analyses(plan: Plan) -> dict[str, dict[str, Any]]:

@@ -97,7 +97,9 @@ def read_run_summary(run: str) -> RunSummary:
                 continue
             summary = _read_summary(fs, path)
             if "base" not in summary:
-                raise UserError(f"{run}: is the report of a sweep; expected that of one study")
+                raise UserError(
+                    f"{run}: is the report of a sweep; expected that of one study (`report` with its settings)"
+                )
             if not is_complete(summary):
                 command = _command(folder)
                 kind = "an evaluation" if command == "evaluate" else "a report"

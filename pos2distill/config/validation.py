@@ -150,7 +150,13 @@ def _describe(error: ValidationError, root: type[Section], prefix: str = "") -> 
         return f"{field.dotted}: {wanted}"
     # `reprlib`: YAML's aliases can make a few lines a value with billions of parts.
     shown = "nothing" if given is None else _REPR.repr(given)
-    return f"{field.dotted}: {wanted}, got {shown}{_nearest_choice(problems, given)}"
+    return f"{field.dotted}: {wanted}, got {shown}{_nearest_choice(problems, given)}{_sweep_hint(field, given)}"
+
+
+def _sweep_hint(field: _Field, given: Any) -> str:
+    """For a list in place of one value: how several values are tried."""
+    is_list_of_values = isinstance(given, list) and not any(isinstance(each, list | dict) for each in given)
+    return f"; to try several, set sweep.{field.dotted}" if is_list_of_values and len(given) > 1 else ""
 
 
 def _nearest_choice(problems: Sequence[Any], given: Any) -> str:

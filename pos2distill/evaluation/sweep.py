@@ -114,7 +114,7 @@ def render_sweep(
     `sweep.png` shows means and GAPs of the training task. Where all its studies were evaluated at the same slots, there
     are also `curves.png` and `curves.csv`, accuracy by slot.
     """
-    rows = _to_rows(cells)
+    rows = to_rows(cells)
     # Every task of any row, in order of appearance. Settings may differ in the tasks that they are evaluated on.
     task_names: list[str] = []
     for row in rows:
@@ -222,7 +222,7 @@ def summarise_sweep(name: str, cells: Sequence[CellResult]) -> dict[str, Any]:
         for task, comparison in cell.tasks.items():
             tasks[task] = summarise(comparison)
         summaries.append({"settings": cell.settings, "tasks": tasks})
-    return {"name": name, "cells": summaries, "estimates": [asdict(row) for row in _to_rows(cells)]}
+    return {"name": name, "cells": summaries, "estimates": [asdict(row) for row in to_rows(cells)]}
 
 
 def _groups(cells: Sequence[CellResult]) -> list[tuple[str, list[CellResult]]]:
@@ -238,8 +238,8 @@ def _groups(cells: Sequence[CellResult]) -> list[tuple[str, list[CellResult]]]:
     return named
 
 
-def _to_rows(cells: Sequence[CellResult]) -> list[SweepRow]:
-    """One row for each group of cells."""
+def to_rows(cells: Sequence[CellResult]) -> list[SweepRow]:
+    """One row for each group of studies whose settings differ in the seed only."""
     rows = []
     for label, group in _groups(cells):
         tasks = {}

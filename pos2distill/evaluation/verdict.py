@@ -82,7 +82,7 @@ def _best_position(before: Curve, after: Curve, paired: Mapping[str, Any]) -> st
     measured = f"from {_percent(old)} to {_percent(new)} %"
     low, high = paired["best_slot_change_ci95"]
     if low <= 0 <= high:
-        return f"The best position keeps its accuracy within the error ({measured})."
+        return f"The best position changes {measured}, which may be chance."
     change = paired["best_slot_change"]
     verb = "loses" if change < 0 else "gains"
     interval = f"95 % interval {100 * low:+.1f} to {100 * high:+.1f}"

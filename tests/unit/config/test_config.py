@@ -327,6 +327,11 @@ def test_metric_must_fit_the_prompt(load: Callable[..., Recipe]) -> None:
             "evaluation={other_documents: [30], other_slots: pairs}",
             "evaluation.other_slots: 'pairs' are for several hops",
         ),
+        (
+            "training.learning_rate=[1.0e-3, 3.0e-4]",
+            "training.learning_rate: input should be a valid number, got [0.001, 0.0003]; to try several, set "
+            "sweep.training.learning_rate",
+        ),
         ("evaluation.other_documents=[30, 30]", "evaluation.other_documents: expected each number once"),
         ("other_tasks={}", "other_tasks: unknown field; expected one of"),
         (

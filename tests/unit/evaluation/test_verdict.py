@@ -54,8 +54,8 @@ def test_describe_change_of_a_cured_model() -> None:
 def test_describe_change_that_may_be_chance() -> None:
     before, after = curve(0.5, 0.625), curve(0.6, 0.65)
     assert describe_change(before, after, paired(0.0625, -0.01, 0.13)) == (
-        "Position 1 of 10 loses 12.5 points to position 2; after distillation 5 points. The best position keeps its "
-        "accuracy within the error (from 62.5 to 65 %). The mean accuracy changes by +6.2 points (95 % interval "
+        "Position 1 of 10 loses 12.5 points to position 2; after distillation 5 points. The best position changes "
+        "from 62.5 to 65 %, which may be chance. The mean accuracy changes by +6.2 points (95 % interval "
         "-1.0 to +13.0): 60 questions cannot tell it from 0."
     )
 
@@ -76,7 +76,7 @@ def test_describe_change_for_the_worse_names_the_new_worst_position() -> None:
 @pytest.mark.parametrize(
     ("best", "text"),
     [
-        ((-0.02, -0.04, 0.0), "keeps its accuracy within the error (from 60 to 55 %)"),
+        ((-0.02, -0.04, 0.0), "changes from 60 to 55 %, which may be chance"),
         ((-0.02, -0.04, -0.001), "loses 2 points (95 % interval -4.0 to -0.1; measured from 60 to 55 %)"),
         ((0.03, 0.01, 0.05), "gains 3 points (95 % interval +1.0 to +5.0; measured from 60 to 55 %)"),
     ],

@@ -96,7 +96,7 @@ def test_evaluate_measures_a_served_model(
         assert path.is_dir() or KEY.encode() not in path.read_bytes()
     # The gate reads the stored answers; nothing is asked again.
     assert evaluate(server, *prices, "--fail-if-gap-above", "5") == 1
-    assert capsys.readouterr().err.startswith("gate: GAP 100.0, ")
+    assert capsys.readouterr().err.startswith("gate failed: GAP 100.0, ")
     assert len(server.bodies) == 80
 
 

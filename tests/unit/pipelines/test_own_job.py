@@ -62,7 +62,7 @@ def test_main_stops_its_own_job_where_its_gate_failed(
 ) -> None:
     assert run(monkeypatch, GateError("the GAP is 9 percentage points")) == 1
     assert Client.stopped == [("http://127.0.0.1:8265", "nq-x7k2p")]
-    assert capsys.readouterr() == (f"{GATE_FAILED}\n", "gate: the GAP is 9 percentage points\n")
+    assert capsys.readouterr() == (f"{GATE_FAILED}\n", "gate failed: the GAP is 9 percentage points\n")
 
 
 @pytest.mark.parametrize("words", [["study", "quickstart", "--no-such-option"], ["stduy"], ["recipes", "quickstart"]])

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from pipelines.cli import command_line
-from pipelines.terminal import print_comparison, print_curve, print_evaluation
+from pipelines.terminal import print_comparison, print_curve, print_evaluation, print_sweep
 from pos2distill.config import Recipe
 from pos2distill.errors import GateError
+from pos2distill.evaluation.sweep import Estimate, ModelEstimates, SweepRow, TaskEstimates
 from tests.support.commands import replace_command
 from tests.support.reports import evaluation_inputs, report_inputs, with_gaps
 
@@ -25,6 +26,26 @@ def test_print_curve_draws_bars_of_characters_that_the_terminal_has(
     print_curve("base", replace(report_inputs().main.after, slots=(0,), accuracy_by_slot=(0.5,)))
     terminal.seek(0)
     assert f"       1  0.50 {bar}\n" in terminal.readlines()
+
+
+def test_print_sweep_shows_every_setting_before_and_after(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the task that was trained on, which is the first."""
+    rows = []
+    for label, after in (("r1", 0.75), ("learning rate 0.001", 0.5)):
+        base, trained = (
+            ModelEstimates(Estimate(mean, 0, 1), Estimate(0.25, 0, 1), 0.2, None, {}) for mean in (0.5, after)
+        )
+        change = Estimate(after - 0.5, after - 0.6, after - 0.4)
+        task = TaskEstimates(base, trained, change, Estimate(0, 0, 0))
+        rows.append(SweepRow(label, 1, {"as trained": task, "40 documents": replace(task, before=trained)}))
+    print_sweep(rows)
+    assert capsys.readouterr().out.splitlines() == [
+        "",
+        "setting              mean before  after  difference               GAP before  after",
+        "r1                         0.500  0.750  +0.250 [+0.150, +0.350]       0.250  0.250",
+        "learning rate 0.001        0.500  0.500  +0.000 [-0.100, +0.100]       0.250  0.250",
+        "",
+    ]
 
 
 def test_print_comparison_shows_gaps_with_interval_and_corrected(capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,4 +150,4 @@ def test_json_is_printed_for_a_gate_that_fails_too(
     assert command_line.main(["evaluate", recipe_path, "--json"]) == 1
     captured = capsys.readouterr()
     assert json.loads(captured.out)["curves"] == {}
-    assert captured.err == "gate: too large\n"
+    assert captured.err == "gate failed: too large\n"

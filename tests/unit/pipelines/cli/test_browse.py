@@ -511,7 +511,12 @@ def test_reports_and_artifacts_of_earlier_versions(recipe: Recipe, command: Comm
     for folder in storage.glob("report-*"):  # of the test before
         shutil.rmtree(folder)
     (storage / "report" / "summary.json").write_text('{"name": "old", "base": {}}')
-    assert command("runs", str(storage)) == [f"{storage}/report  old: a sweep, or of an earlier version"]
+    assert command("runs", str(storage)) == [f"{storage}/report  old: of an earlier version"]
+    (storage / "report" / "summary.json").write_text('{"name": "rates", "cells": [{}, {}]}')
+    assert command("runs", str(storage)) == [f"{storage}/report  rates: a sweep of 2 studies"]
+    (line,) = command("compare", str(storage), code=2)
+    assert line.endswith(": is the report of a sweep; expected that of one study (`report` with its settings)")
+    (storage / "report" / "summary.json").write_text('{"name": "old", "base": {}}')
     assert command("compare", str(storage), code=2) == [
         f"error: {storage}: is a report of an earlier version; make it again with `report`"
     ]

@@ -168,7 +168,6 @@ def test_dry_run_names_no_method_of_a_sweep_of_methods(
         ("evaluate", ["prepare", "evaluate base"]),
         ("sample", ["prepare", "sample"]),
         ("distill", ["prepare", "sample", "distill"]),
-        ("report", ["prepare", "evaluate base", "sample", "distill", "evaluate distilled"]),
     ],
 )
 def test_dry_run_shows_the_stages_of_its_command(
@@ -178,7 +177,17 @@ def test_dry_run_shows_the_stages_of_its_command(
     lines = [line.removeprefix("#   ") for line in capsys.readouterr().out.splitlines() if line.startswith("#   ")]
     lines = [line for line in lines if not line.endswith("index.html") and not line.startswith("| ")]
     assert [line[10:28].rstrip() for line in lines] == stages
-    assert all(line.startswith("missing" if command == "report" else "to run") for line in lines)
+    assert all(line.startswith("to run") for line in lines)
+
+
+def test_report_refuses_unfinished_results_by_dry_run_too(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    resolved = load_recipe(recipe)
+    claim_storage(resolved.storage, resolved.name)
+    for options in ([], ["--dry-run"]):
+        assert command_line.main(["report", recipe, *options]) == 2
+        assert f"{resolved.storage}: no finished examples of fingerprint " in capsys.readouterr().err
+        assert command_line.main(["report", recipe, "sweep.seed=[0, 1]", *options]) == 2
+        assert ": 2 of 2 studies are not finished: seed=0; seed=1; run `study` again" in capsys.readouterr().err
 
 
 def test_dry_run_shows_cached_stages(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,13 +87,15 @@ def evaluate(make_recipe: Callable[..., Recipe], tmp_path: Path) -> Callable[...
 def test_gate_fails_on_a_larger_gap(evaluate: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate("--fail-if-gap-above", "5") == 1
     err = capsys.readouterr().err
-    assert err.startswith("gate: GAP 20.0, at least 1")
+    assert err.startswith("gate failed: GAP 20.0, at least 1")
     assert err.endswith("with 95 % confidence, is above 5\n")
 
 
 def test_gate_passes_at_the_limit(evaluate: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate("--fail-if-gap-above", "20", "--fail-if-mean-below", "70") == 0
-    assert capsys.readouterr().out.endswith("gate: GAP 20.0 is not above 20\ngate: mean 88.3 is not below 70\n")
+    assert capsys.readouterr().out.endswith(
+        "gate passed: GAP 20.0 is not above 20\ngate passed: mean 88.3 is not below 70\n"
+    )
 
 
 def test_gate_fails_without_right_answers(
@@ -103,7 +105,7 @@ def test_gate_fails_without_right_answers(
     publish_checkpoint(plan.distill.artifact)
     publish(plan.evaluate_distilled.artifact, (0, 0, 0))
     assert evaluate("--fail-if-gap-above", "100") == 1
-    assert capsys.readouterr().err == "gate: no answer is right (mean 0.0), so the GAP means nothing\n"
+    assert capsys.readouterr().err == "gate failed: no answer is right (mean 0.0), so the GAP means nothing\n"
 
 
 def test_evaluate_warns_of_truncated_answers(
@@ -127,7 +129,7 @@ def test_gate_judges_the_checkpoint_if_there_is_one(
     publish(plan.evaluate_distilled.artifact, (200, 180, 200))
     assert evaluate("--fail-if-gap-above", "10") == 0
     assert evaluate("--fail-if-gap-above", "4") == 1
-    assert "gate: GAP 10.0, at least" in capsys.readouterr().err
+    assert "gate failed: GAP 10.0, at least" in capsys.readouterr().err
 
 
 # --- against a baseline
@@ -146,10 +148,10 @@ def test_drop_against_a_baseline(
     evaluate: Callable[..., int], baseline: Artifact, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert evaluate("--fail-if-drop-above", "2", "--baseline", baseline.url) == 1
-    assert capsys.readouterr().err.startswith("gate: drop of the mean 11.7, at least ")
+    assert capsys.readouterr().err.startswith("gate failed: drop of the mean 11.7, at least ")
     file = f"{baseline.url}/predictions.parquet"
     assert evaluate("--fail-if-drop-above", "15", "--baseline", file) == 0
-    assert capsys.readouterr().out.endswith("gate: drop of the mean 11.7 is not above 15\n")
+    assert capsys.readouterr().out.endswith("gate passed: drop of the mean 11.7 is not above 15\n")
 
 
 def test_baseline_that_cannot_be_compared(
