@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from pipelines.cli import command_line
+from pipelines.commands import plan_command, run_report
 from pipelines.plan import make_plan
 from pipelines.stages.resolve import resolve_auto_settings
 from pos2distill.config import Recipe
@@ -105,6 +106,19 @@ def test_sweep_report_is_one_page_over_all_cells(swept: Recipe) -> None:
         assert set(cell["tasks"]["as trained"]["base"]["by_group"]) == {"connected", "disconnected", "reversed"}
         assert len(cell["tasks"]["probe"]["distilled"]["accuracy_by_slot"]) == 2
     assert cells[0]["tasks"]["probe"]["base"] == cells[1]["tasks"]["probe"]["base"]
+
+
+def test_report_of_a_sweep_prints_every_setting_and_checkpoint(
+    swept: Recipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_report(swept, plan_command(swept, "report"))
+    lines = capsys.readouterr().out.splitlines()
+    head = lines.index("setting  mean before  after  difference               GAP before  after")
+    assert [line.split()[0] for line in lines[head + 1 : head + 3]] == ["seqkd", "r2"]
+    checkpoints = [line for line in lines if line.startswith("checkpoint  ")]
+    assert [line.rpartition(", ")[2] for line in checkpoints] == ["method.name=seqkd", "method.name=r2"]
+    assert all(Path(line.split()[1].rstrip(","), "config.json").exists() for line in checkpoints)
+    assert lines[-1] == f"report      {swept.storage}/report/index.html"
 
 
 def test_evaluate_of_one_cell_finds_what_the_sweep_made(swept: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
