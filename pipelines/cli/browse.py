@@ -46,6 +46,7 @@ def add_browsing(add_command: Callable[[str, str, str], argparse.ArgumentParser]
     inspect.add_argument(
         "--position", metavar="N", help="that of the gold document, from 1; several hops: 1>5; none: without documents"
     )
+    inspect.add_argument("--documents", type=int, metavar="N", help="in the prompt, of several lengths")
     inspect.add_argument(
         "--outcome",
         metavar="NAME",
@@ -95,7 +96,7 @@ def _inspect(options: argparse.Namespace) -> None:
     require_limit(options.limit)
     # One more than is shown, to say whether there are more.
     limit = options.limit + 1 if options.limit else None
-    question_filter = QuestionFilter(options.example, options.position, options.outcome, limit)
+    question_filter = QuestionFilter(options.example, options.position, options.outcome, options.documents, limit)
     count = 0
     shown = {name: getattr(options, name) for name in ("samples", "prompts", "entropy", "task")}
     question = None

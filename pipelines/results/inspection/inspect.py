@@ -1,7 +1,7 @@
 """The questions of a run that are asked for, one after another."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from pos2distill.errors import UserError, did_you_mean_one
@@ -26,6 +26,7 @@ class QuestionFilter:
     """Which questions to show.
 
     example: an id, or text in the id or the question. position: that of the gold documents, such as `3` or `1>5`.
+    documents: how many the prompt has.
     outcome: for answers right, wrong, gained, lost, flipped (gained or lost), cut or refused; for samples kept, wrong,
     empty, failed or cut. limit: how many at most; None: all.
     """
@@ -33,6 +34,7 @@ class QuestionFilter:
     example: str | None = None
     position: str | None = None
     outcome: str | None = None
+    documents: int | None = None
     limit: int | None = 5
 
     def accepts(self, row: Row) -> bool:
@@ -42,6 +44,7 @@ class QuestionFilter:
         return (
             (self.example is None or self.example.lower() in words)
             and (self.position is None or self.position == row["position"])
+            and self.documents in (None, row["documents"])
             and (self.outcome is None or self.outcome in row["outcomes"])
         )
 
@@ -86,11 +89,11 @@ def inspect(
     rows = sample_rows(artifact, study, entropy=entropy) if is_of_samples else answer_rows(artifact, study)
     prompt_text = PromptText(study) if prompts else None
     shown = 0
-    positions: set[str] = set()
+    positions: dict[int, set[str]] = {}
     for row in rows:
         if shown == question_filter.limit:
             return
-        positions.add(row.values["position"])
+        positions.setdefault(row.values["documents"], set()).add(row.values["position"])
         if not question_filter.accepts(row.values):
             continue
         shown += 1
@@ -100,15 +103,26 @@ def inspect(
         if prompt_text is not None:
             values["prompt"] = prompt_text(row.prompt)
         yield values
-    if is_finished and positions and question_filter.position is not None and question_filter.position not in positions:
-        evaluated = ", ".join(sorted(positions, key=position_order))
-        raise UserError(f"--position: {question_filter.position}: expected one of those evaluated: {evaluated}")
+    if is_finished and positions:
+        _require_evaluated(question_filter, positions)
 
 
 def require_limit(limit: int) -> None:
     """Refuse a number of questions that cannot be shown."""
     if limit < 0:
         raise UserError(f"--limit: {limit}: expected 1 or more, or 0 for all")
+
+
+def _require_evaluated(question_filter: QuestionFilter, positions: Mapping[int, Collection[str]]) -> None:
+    """Refuse a prompt length or a position that no prompt has. `positions`: by the number of documents."""
+    documents, position = question_filter.documents, question_filter.position
+    if documents is not None and documents not in positions:
+        evaluated = ", ".join(map(str, sorted(positions)))
+        raise UserError(f"--documents: {documents}: expected one of those evaluated: {evaluated}")
+    possible = {each for number, found in positions.items() if documents in (None, number) for each in found}
+    if position is not None and position not in possible:
+        evaluated = ", ".join(sorted(possible, key=position_order))
+        raise UserError(f"--position: {position}: expected one of those evaluated: {evaluated}")
 
 
 def _require_outcome(name: str | None, artifact: Artifact) -> None:

@@ -106,6 +106,14 @@ def test_inspect_refuses_a_position_that_was_not_evaluated(recipe: Recipe) -> No
         list(inspect(recipe.storage, selection, samples=False, prompts=False))
 
 
+def test_inspect_of_one_prompt_length(recipe: Recipe, command: Command) -> None:
+    lines = command("inspect", recipe.storage, "--json", "--limit", "0", "--documents", "4")
+    assert {json.loads(line)["documents"] for line in lines} == {4}
+    assert command("inspect", recipe.storage, "--documents", "9", code=2) == [
+        "error: --documents: 9: expected one of those evaluated: 4"
+    ]
+
+
 def test_inspect_shows_the_prompt_that_was_asked(recipe: Recipe, command: Command) -> None:
     (line,) = command("inspect", recipe.storage, "--json", "--prompts", "--position", "3", "--limit", "1")
     row = json.loads(line)
