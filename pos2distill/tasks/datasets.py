@@ -5,6 +5,7 @@ import heapq
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
 from typing import Literal
 
 from pos2distill.config import DataSection
@@ -37,10 +38,11 @@ class Split:
 
 
 def dataset_name(data: DataSection) -> str:
-    """The name that results carry."""
+    """The name that results carry: that of the published format, or of one's own file."""
     if data.format == "nq_oracle":
         return "nq-oracle-random-distractors"
-    return f"{data.format}-random-distractors" if _draws_distractors(data) else data.format
+    name = PurePosixPath(data.path).name if data.format == "jsonl" else data.format
+    return f"{name}-random-distractors" if _draws_distractors(data) else name
 
 
 def load_split(data: DataSection, *, documents: int, seed: int, eval_seed: int | None = None) -> Split:

@@ -78,7 +78,7 @@ def test_build_summary_keys_and_values(inputs: ReportInputs) -> None:
     assert summary["other_documents"]["5"]["paired"]["mean_difference"] == -0.25
     assert summary["counts"] == {"examples": {"rows": 9, "train_unused": 2}}
     assert summary["seconds"] == {"examples": 0.25}
-    assert (summary["fingerprint"], summary["dataset"]) == ("0123456789abcdef", "jsonl")
+    assert (summary["fingerprint"], summary["dataset"]) == ("0123456789abcdef", "d")
 
 
 def test_build_summary_says_how_the_study_was_made(inputs: ReportInputs) -> None:
@@ -364,7 +364,7 @@ def test_render_report_of_two_hops_has_a_heat_map_and_no_weights(inputs: ReportI
 def test_render_report_and_summary_include_other_tasks(inputs: ReportInputs, html: str) -> None:
     assert build_summary(inputs)["other_tasks"]["chains"]["paired"]["mean_difference"] == 0.5
     assert re.search(r'<th scope="row">chains</th><td>0.500</td><td>1.000</td>', html)
-    assert "chains: sub-EM of the first line, SQuAD normalisation, greedy, on jsonl." in html
+    assert "chains: sub-EM of the first line, SQuAD normalisation, greedy, on d." in html
 
 
 def test_report_says_how_long_prompts_are(html: str, inputs: ReportInputs) -> None:

@@ -82,7 +82,7 @@ def test_distill_ends_with_an_error_if_the_lease_is_lost(
 
     def lose_lease(*_: object) -> None:
         mark.write_text("{}")  # of another driver
-        assert reported.wait(30)
+        assert reported.wait(120)
 
     def report(tracker: ProgressTracker, error: TransientError) -> None:
         report_fatal(tracker, error)

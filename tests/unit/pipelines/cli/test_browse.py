@@ -314,10 +314,10 @@ def test_inspect_names_a_folder_that_is_not_there(tmp_path: Path, command: Comma
 def test_runs_and_compare(recipe: Recipe, command: Command) -> None:
     (run,) = json.loads(command("runs", str(Path(recipe.storage).parent), "--json")[0])
     assert run["report"] == f"{recipe.storage}/report"
-    assert (run["method"], run["dataset"]) == ("r1", "jsonl")
+    assert (run["method"], run["dataset"]) == ("r1", "data.jsonl")
     (line,) = command("runs", recipe.storage)
     assert line.startswith(f"{recipe.storage}/report  20")
-    assert " r1 on jsonl: mean " in line
+    assert " r1 on data.jsonl: mean " in line
     summary = json.loads((Path(recipe.storage) / "report" / "summary.json").read_text())
     curves = [summary[model] for model in ("base", "distilled")]
     for name in ("gap", "gap_ci95", "gap_corrected"):
@@ -363,7 +363,7 @@ def test_runs_and_compare_name_the_inference_method(
     assert "accuracy by position with uniform_scale</title>" in page
     capsys.readouterr()
     (line,) = command("runs", str(tmp_path / "scaled"))
-    assert f"{recipe.study.model.path} with uniform_scale on jsonl" in line
+    assert f"{recipe.study.model.path} with uniform_scale on data.jsonl" in line
     lines = command("compare", recipe.storage, str(tmp_path / "scaled"))
     assert f"base model {recipe.study.model.path} with uniform_scale, 4 documents" in lines[2]
     assert "with uniform_scale" not in "".join(lines[:2])
@@ -417,12 +417,12 @@ def test_runs_lists_evaluated_models(evaluated: Path, recipe: Recipe, command: C
     command("runs", recipe.storage)  # reads what the evaluations have printed
     one, two = json.loads(command("runs", str(evaluated), "--json")[0])
     assert (one["report"], two["report"]) == (f"{evaluated}/one/evaluation", f"{evaluated}/two/evaluation")
-    assert (one["method"], one["dataset"], one["model"]) == ("none", "jsonl", recipe.study.model.path)
+    assert (one["method"], one["dataset"], one["model"]) == ("none", "data.jsonl", recipe.study.model.path)
     (study,) = json.loads(command("runs", recipe.storage, "--json")[0])
     assert (one["mean"], one["gap"]) == (study["mean"][:1], study["gap"][:1])
     (line,) = command("runs", str(evaluated / "one"))
     assert line.startswith(f"{evaluated}/one/evaluation  20")
-    assert f" {recipe.study.model.path} on jsonl: mean {one['mean'][0]:.3f}, GAP " in line
+    assert f" {recipe.study.model.path} on data.jsonl: mean {one['mean'][0]:.3f}, GAP " in line
 
 
 def test_runs_lists_a_reported_run_once(recipe: Recipe, command: Command, tmp_path: Path) -> None:
