@@ -50,12 +50,14 @@ class Command:
     """One command.
 
     stages: all of its stages in the plan of one study, finished or not. run: runs those that are not finished and shows
-    the results. takes_sweeps: runs every study of a sweep; the others take one study.
+    the results. takes_sweeps: runs every study of a sweep; the others take one study. require: refuses to run while
+    results of other commands are missing.
     """
 
     stages: Callable[[Plan], list[Stage]]
     run: Callable[..., object]
     takes_sweeps: bool = False
+    require: Callable[[Recipe, Sequence[Cell]], None] = lambda *_: None
 
 
 def plan_command(recipe: Recipe, command: str) -> list[Cell]:
@@ -174,18 +176,19 @@ def run_distill(recipe: Recipe, cells: Sequence[Cell]) -> None:
     plan = cell.plan
     _check(cells, "distill")
     with driver_lease(recipe) as lease:
-        require_samples(recipe, plan)
+        _require_samples(recipe, cells)
         _run(cell, "distill", lease)
     print_paths(checkpoint=model_url(plan.distill.artifact))
 
 
-def require_samples(recipe: Recipe, plan: Plan) -> None:
+def _require_samples(recipe: Recipe, cells: Sequence[Cell]) -> None:
     """Refuse `distill` in staged mode without finished samples.
 
     Only in streamed mode does it make the missing ones; staged runs may have a single GPU for both.
     """
+    (cell,) = cells
     if recipe.runtime.mode == "staged":
-        _require_finished(recipe, plan, [plan.first_sample])
+        _require_finished(recipe, cell.plan, [cell.plan.first_sample])
 
 
 def run_report(recipe: Recipe, cells: Sequence[Cell]) -> None:
@@ -194,8 +197,7 @@ def run_report(recipe: Recipe, cells: Sequence[Cell]) -> None:
     Raises:
         UserError: with the stage, or the studies of the sweep, that are not finished.
     """
-    check_storage(recipe.storage, recipe.name)
-    require_results(recipe, cells)
+    _require_results(recipe, cells)
     if recipe.sweep:
         _report_sweep(recipe, cells)
         return
@@ -203,12 +205,13 @@ def run_report(recipe: Recipe, cells: Sequence[Cell]) -> None:
     _report(recipe, cell.plan)
 
 
-def require_results(recipe: Recipe, cells: Sequence[Cell]) -> None:
+def _require_results(recipe: Recipe, cells: Sequence[Cell]) -> None:
     """Refuse `report` while results are missing that it shows.
 
     Raises:
         UserError: with the stage, or the studies of the sweep, that are not finished.
     """
+    check_storage(recipe.storage, recipe.name)
     if not recipe.sweep:
         (cell,) = cells
         _require_finished(recipe, cell.plan, cell.plan.reported_stages)
@@ -250,9 +253,9 @@ COMMANDS = {
     "evaluate": Command(lambda plan: plan.stages_for_evaluate, run_evaluate),
     "analyse": Command(lambda plan: plan.stages_for_analyse, run_analyse),
     "sample": Command(lambda plan: plan.stages_for_sample, run_sample),
-    "distill": Command(lambda plan: plan.stages_for_distill, run_distill),
+    "distill": Command(lambda plan: plan.stages_for_distill, run_distill, require=_require_samples),
     # It runs none of them.
-    "report": Command(lambda plan: plan.stages, run_report, takes_sweeps=True),
+    "report": Command(lambda plan: plan.stages, run_report, takes_sweeps=True, require=_require_results),
 }
 
 

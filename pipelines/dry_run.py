@@ -6,11 +6,10 @@ import yaml
 
 from pos2distill.config import Recipe
 from pos2distill.config.defaults import all_settings, changed_settings
-from pos2distill.store.storage import check_storage
 
 from .checks.data_checks import CheckedData, check_data
 from .checks.preflight import preflight
-from .commands import COMMANDS, plan_command, require_results, require_samples
+from .commands import COMMANDS, plan_command
 from .results.gate import read_baseline
 from .results.report import reported_fingerprint
 from .terminal import format_counts, format_settings
@@ -49,16 +48,14 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
     """
     lines = []
     cells = plan_command(recipe, command)
-    if command == "report":  # it runs no stage
-        check_storage(recipe.storage, recipe.name)
-        require_results(recipe, cells)
+    if command != "report":  # it runs no stage
+        for cell in cells:
+            preflight(cell.recipe, cell.plan, COMMANDS[command].stages(cell.plan))
+    COMMANDS[command].require(recipe, cells)
     data: list[CheckedData] = []
     for cell in cells:
         plan, stages = cell.plan, COMMANDS[command].stages(cell.plan)
         if command != "report":
-            preflight(cell.recipe, plan, stages)
-            if command == "distill":
-                require_samples(cell.recipe, plan)
             checked = check_data(cell.recipe, plan, stages)
             data = data or checked  # of a sweep, that of its first study
         lines.append(f"# study {plan.fingerprint}, storage {cell.recipe.storage}{format_settings(cell.settings)}")
