@@ -176,7 +176,7 @@ def run_distill(recipe: Recipe, cells: Sequence[Cell]) -> None:
     plan = cell.plan
     _check(cells, "distill")
     with driver_lease(recipe) as lease:
-        _require_samples(recipe, cells)
+        COMMANDS["distill"].require(recipe, cells)
         _run(cell, "distill", lease)
     print_paths(checkpoint=model_url(plan.distill.artifact))
 
@@ -197,7 +197,7 @@ def run_report(recipe: Recipe, cells: Sequence[Cell]) -> None:
     Raises:
         UserError: with the stage, or the studies of the sweep, that are not finished.
     """
-    _require_results(recipe, cells)
+    COMMANDS["report"].require(recipe, cells)
     if recipe.sweep:
         _report_sweep(recipe, cells)
         return
@@ -255,7 +255,7 @@ COMMANDS = {
     "sample": Command(lambda plan: plan.stages_for_sample, run_sample),
     "distill": Command(lambda plan: plan.stages_for_distill, run_distill, require=_require_samples),
     # It runs none of them.
-    "report": Command(lambda plan: plan.stages, run_report, takes_sweeps=True, require=_require_results),
+    "report": Command(lambda plan: plan.reported_stages, run_report, takes_sweeps=True, require=_require_results),
 }
 
 

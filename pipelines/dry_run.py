@@ -63,7 +63,9 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
             state = "cached" if stage.artifact.is_finished else "to run"
             lines.append(f"#   {state:<8}  {stage.name:<18}  {stage.artifact.url}")
     if command in ("study", "report"):
-        is_current = not recipe.sweep and reported_fingerprint(recipe.storage) == cells[0].plan.fingerprint
+        is_shown = not recipe.sweep and reported_fingerprint(recipe.storage) == cells[0].plan.fingerprint
+        # `report` always writes the page again.
+        is_current = is_shown and command == "study"
         lines.append(
             f"#   {'cached' if is_current else 'to write':<8}  {'report':<18}  {recipe.storage}/report/index.html"
         )

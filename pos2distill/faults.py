@@ -86,10 +86,19 @@ def refuses_access(error: BaseException) -> bool:
     chain: BaseException | None = error
     while chain is not None:
         is_remote = type(chain).__module__.partition(".")[0] in _REMOTE_PACKAGES
-        if isinstance(chain, PermissionError) or (is_remote and is_permanent(chain)):
+        if isinstance(chain, PermissionError) or (is_remote and _is_refusal(chain)):
             return True
         chain = chain.__cause__ or chain.__context__
     return False
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether an error of a remote storage says that rights or credentials are missing."""
+    response = getattr(error, "response", None)
+    # S3 sends an expired token as 400.
+    code = response.get("Error", {}).get("Code", "") if isinstance(response, Mapping) else ""
+    names = f"{type(error).__name__} {code}"
+    return _status_of(error) in (401, 403) or "Credential" in names or "Token" in names
 
 
 def error_text(error: BaseException) -> str:

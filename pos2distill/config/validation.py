@@ -150,13 +150,20 @@ def _describe(error: ValidationError, root: type[Section], prefix: str = "") -> 
         return f"{field.dotted}: {wanted}"
     # `reprlib`: YAML's aliases can make a few lines a value with billions of parts.
     shown = "nothing" if given is None else _REPR.repr(given)
-    return f"{field.dotted}: {wanted}, got {shown}{_nearest_choice(problems, given)}{_sweep_hint(field, given)}"
+    return (
+        f"{field.dotted}: {wanted}, got {shown}{_nearest_choice(problems, given)}{_hint_for_list(field, given, root)}"
+    )
 
 
-def _sweep_hint(field: _Field, given: Any) -> str:
-    """For a list in place of one value: how several values are tried."""
+def _hint_for_list(field: _Field, given: Any, root: type[Section]) -> str:
+    """For a list in place of one value: how several values are tried, if they can be."""
     is_list_of_values = isinstance(given, list) and not any(isinstance(each, list | dict) for each in given)
-    return f"; to try several, set sweep.{field.dotted}" if is_list_of_values and len(given) > 1 else ""
+    if not is_list_of_values or len(given) < 2:
+        return ""
+    if field.dotted == "data.path":
+        return "; for several files, use a pattern with *"
+    can_be_swept = "sweep" in root.model_fields and field.dotted in dotted_names(Study)
+    return f"; to try several, set sweep.{field.dotted}" if can_be_swept else ""
 
 
 def _nearest_choice(problems: Sequence[Any], given: Any) -> str:

@@ -77,7 +77,7 @@ def _best_position(before: Curve, after: Curve, paired: Mapping[str, Any]) -> st
     """How the accuracy of the position that was best before has changed."""
     best = _best(before)
     old, new = before.accuracy_by_slot[best], after.accuracy_by_slot[best]
-    if new == old:
+    if _percent(new) == _percent(old):
         return f"The best position keeps its accuracy of {_percent(old)} %."
     measured = f"from {_percent(old)} to {_percent(new)} %"
     low, high = paired["best_slot_change_ci95"]

@@ -23,7 +23,7 @@ from transformers import (
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
-from pos2distill.faults import error_text
+from pos2distill.faults import error_text, fix_hint, refuses_access
 from pos2distill.models.attention import PACKED, leave_out_cudnn, register_kernels
 from pos2distill.models.files import local_folder
 from pos2distill.models.rope.layer_scales import resolve_scales, scale_layers
@@ -56,7 +56,8 @@ def load_config(model: ModelSection, *, folder: str | None = None) -> Any:
             ) from error
         if not Path(folder, "config.json").exists():
             raise UserError(f"{model.path}: holds no config.json{_model_inside(folder)}") from error
-        raise UserError(f"{model.path}: no usable config.json: {error_text(error)}") from error
+        remedy = fix_hint(error) if refuses_access(error) else ""
+        raise UserError(f"{model.path}: no usable config.json: {error_text(error)}{remedy}") from error
 
 
 @contextmanager
@@ -96,7 +97,8 @@ def load_tokenizer(model: ModelSection) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=model.trust_remote_code)
     except Exception as error:  # tokenizers 0.23 raises plain `Exception` for a file that it cannot read
-        raise UserError(f"{model.path}: no usable tokenizer: {error_text(error)}; copy its files again") from error
+        remedy = fix_hint(error) if refuses_access(error) else "; copy its files again"
+        raise UserError(f"{model.path}: no usable tokenizer: {error_text(error)}{remedy}") from error
     # A tokenizer may know another length than the model, whose context is checked for every prompt. By this entry,
     # transformers 5.19 does not print its own warning.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True

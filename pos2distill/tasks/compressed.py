@@ -50,7 +50,8 @@ def open_decompressed(url: str) -> Iterator[IO[bytes]]:
 
 def _is_of_macos(member: zipfile.ZipInfo) -> bool:
     """Whether it is one of the files that macOS adds to archives, which hold attributes of the others."""
-    return member.filename.startswith("__MACOSX/") or member.filename.endswith(".DS_Store")
+    name = member.filename.rsplit("/", 1)[-1]
+    return member.filename.startswith("__MACOSX/") or name.startswith("._") or name == ".DS_Store"
 
 
 def explain_error(error: Exception, url: str, location: str) -> str | None:

@@ -41,8 +41,14 @@ def dataset_name(data: DataSection) -> str:
     """The name that results carry: that of the published format, or of one's own file."""
     if data.format == "nq_oracle":
         return "nq-oracle-random-distractors"
-    name = PurePosixPath(data.path).name if data.format == "jsonl" else data.format
+    name = _file_name(data.path) if data.format == "jsonl" else data.format
     return f"{name}-random-distractors" if _draws_distractors(data) else name
+
+
+def _file_name(path: str) -> str:
+    """The name of a data file; of a pattern that says nothing by itself (`*.jsonl`) with its folder."""
+    file = PurePosixPath(path)
+    return f"{file.parent.name}/{file.name}" if file.name.startswith("*") and file.parent.name else file.name
 
 
 def load_split(data: DataSection, *, documents: int, seed: int, eval_seed: int | None = None) -> Split:

@@ -5,7 +5,6 @@ A record that breaks its format is refused. One that follows it but cannot be us
 
 import difflib
 import hashlib
-import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -319,7 +318,7 @@ def _field(record: dict[str, Any], name: str, kind: type, location: str, *, hint
         if near:
             raise UserError(f"{location}: field '{name}' is missing, but there is '{near[0]}'; rename it")
         found = ", ".join(record) or "none"
-        hint = hint or f"if one of them holds it, rename it to '{name}'"
+        hint = hint or f"if one of them holds it, rename it to '{name}', or set another data.format"
         raise UserError(f"{location}: field '{name}' is missing; found fields: {found} ({_format_hint(record, hint)})")
     _check(record[name], kind, f"{location}, {name}")
     return record[name]
@@ -347,8 +346,11 @@ def _check(value: Any, kind: type, location: str) -> None:
 def _strings(record: dict[str, Any], name: str, location: str) -> tuple[str, ...]:
     single = record.get(name)
     if isinstance(single, str):
-        example = json.dumps([single], ensure_ascii=False)
-        raise UserError(f"{location}, {name}: expected a list, got {single!r:.80}; write it as {example:.80}")
+        hint = "put it in a list"
+        # As pandas and spreadsheets write lists. In a list, the brackets would be a part of an answer.
+        if single.lstrip().startswith("["):
+            hint = "it is a list that became text; write a JSON list"
+        raise UserError(f"{location}, {name}: expected a list, got {single!r:.80}; {hint}")
     values = _field(record, name, list, location)
     for index, value in enumerate(values):
         _check(value, str, f"{location}, {name}[{index}]")

@@ -38,6 +38,7 @@ _ESCAPE = re.compile(
     re.DOTALL,
 )
 _PARQUET_MAGIC = b"PAR1"
+_ENDINGS = re.compile(r"(?<=.)(\.(jsonl?|ndjson|parquet|gz|bz2|xz|zip))+$")  # of files of records
 _JSON_STARTS = (b"{", b"[", b" ", b"\t", b"\r", b"\n")  # what a file of records can begin with
 _CHUNK_BYTES = 64 << 10  # of an array, read at a time
 _MAX_NESTED = 5_000  # brackets that a chunk opens and does not close; ijson's time is quadratic in the depth
@@ -177,20 +178,28 @@ def _one_line_errors(url: str) -> Iterator[None]:
 
 
 def _nearest_file(url: str) -> str:
-    """A hint with the file in the same folder whose name is most similar, without endings, which are often equal."""
+    """A hint with the file of records in the same folder whose name is most similar.
+
+    Names are compared without the endings of files of records, which are often equal (`nq.jsonl.gz`: `nq`); the whole
+    names decide between files that differ in nothing else.
+    """
     try:
         fs, path = fsspec.url_to_fs(url)
-        names = [str(entry).rsplit("/", 1)[-1] for entry in fs.ls(fs._parent(path), detail=False)]
+        entries = fs.ls(fs._parent(path), detail=True)
     except (OSError, ValueError):  # ValueError: for a text that is not a URL
         return ""
-    name_of_stem = {_stem(name): name for name in sorted(names, reverse=True)}
-    near = difflib.get_close_matches(_stem(path.rsplit("/", 1)[-1]), sorted(name_of_stem), n=1)
-    return f"; did you mean '{name_of_stem[near[0]]}'?" if near else ""
+    wanted = path.rsplit("/", 1)[-1]
+    names = sorted(entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] == "file")
+    stems = {name: _stem(name) for name in names if _stem(name) != name.lower()}
+    near = difflib.get_close_matches(_stem(wanted), stems.values(), n=1)
+    alike = [name for name, stem in stems.items() if stem in near]
+    nearest = difflib.get_close_matches(wanted, alike, n=1, cutoff=0.0)
+    return f"; did you mean '{nearest[0]}'?" if nearest else ""
 
 
 def _stem(name: str) -> str:
-    """A file's name before its endings (`nq.jsonl.gz`: `nq`), in lower case."""
-    return name.partition(".")[0].lower()
+    """A name in lower case, without the endings of files of records."""
+    return _ENDINGS.sub("", name.lower())
 
 
 def _check_kind(start: bytes, url: str) -> None:

@@ -10,7 +10,7 @@ from aiohttp import InvalidURL
 from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError, ProfileNotFound
 from botocore.exceptions import SSLError as BotocoreSSLError
 
-from pos2distill.faults import describe, disk_is_full, is_transient
+from pos2distill.faults import describe, disk_is_full, is_transient, refuses_access
 
 UNTRUSTED = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate"
 DEBUG = "; POS2DISTILL_DEBUG=1 shows the traceback"
@@ -54,6 +54,22 @@ def test_describe_is_one_line(error: Exception, line: str) -> None:
 @pytest.mark.parametrize("error", [ValueError("x"), KeyError("x"), RuntimeError("x"), AssertionError()])
 def test_describe_leaves_bugs_alone(error: Exception) -> None:
     assert describe(error) is None
+
+
+def test_refuses_access_is_about_rights_and_not_about_what_is_missing() -> None:
+    def of_s3(code: str, status: int) -> ClientError:
+        return ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, "GetObject")
+
+    assert refuses_access(of_s3("AccessDenied", 403))
+    assert refuses_access(of_s3("ExpiredToken", 400))
+    assert refuses_access(NoCredentialsError())
+    assert refuses_access(PermissionError(13, "Permission denied"))
+    assert not refuses_access(of_s3("NoSuchKey", 404))
+    assert not refuses_access(of_s3("InvalidRange", 416))
+    assert not refuses_access(FileNotFoundError(2, "No such file or directory"))
+    raised = RuntimeError("wrapped")
+    raised.__cause__ = of_s3("AccessDenied", 403)
+    assert refuses_access(raised)
 
 
 def test_disk_is_full_knows_the_words_wherever_they_are() -> None:

@@ -332,6 +332,12 @@ def test_metric_must_fit_the_prompt(load: Callable[..., Recipe]) -> None:
             "training.learning_rate: input should be a valid number, got [0.001, 0.0003]; to try several, set "
             "sweep.training.learning_rate",
         ),
+        ("runtime.samplers.max=[1, 2]", "runtime.samplers.max: input should be a valid integer, got [1, 2]"),
+        (
+            "data.path=[a.jsonl, b.jsonl]",
+            "data.path: input should be a valid string, got ['a.jsonl', 'b.jsonl']; for several files, use a pattern "
+            "with *",
+        ),
         ("evaluation.other_documents=[30, 30]", "evaluation.other_documents: expected each number once"),
         ("other_tasks={}", "other_tasks: unknown field; expected one of"),
         (

@@ -73,6 +73,11 @@ def test_describe_change_for_the_worse_names_the_new_worst_position() -> None:
     )
 
 
+def test_describe_change_of_the_best_position_is_none_where_it_cannot_be_shown() -> None:
+    words = describe_change(curve(0.50004, 0.4), curve(0.50001, 0.4), paired(0, -1, 1, best=(-0.00003, -0.1, 0.1)))
+    assert "The best position keeps its accuracy of 50 %." in words
+
+
 @pytest.mark.parametrize(
     ("best", "text"),
     [

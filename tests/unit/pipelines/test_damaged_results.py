@@ -20,6 +20,7 @@ from pos2distill.models.files import files_version
 from pos2distill.models.rope.search import Candidate
 from pos2distill.store.artifacts import Artifact
 from pos2distill.urls import storage_errors
+from tests.support.privileges import respecting_modes
 from tests.support.stores import interrupt_evaluation
 
 LOCAL = {"executor": "local", "trainers": {"strategy": "torch", "gradient_checkpointing": False}}
@@ -217,6 +218,7 @@ def test_damaged_results_are_named(
     [
         PermissionError(13, "Permission denied"),
         ClientError({"Error": {"Code": "ExpiredToken"}, "ResponseMetadata": {"HTTPStatusCode": 400}}, "ListObjectsV2"),
+        ClientError({"Error": {"Code": "AccessDenied"}, "ResponseMetadata": {"HTTPStatusCode": 403}}, "GetObject"),
     ],
 )
 def test_a_checkpoint_that_may_not_be_read_is_not_called_corrupt(
@@ -236,6 +238,31 @@ def test_a_checkpoint_that_may_not_be_read_is_not_called_corrupt(
     error = capsys.readouterr().err.splitlines()[-1]
     assert "/model: cannot be used (" in error
     assert "corrupt" not in error
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_file_of_a_checkpoint_that_may_not_be_read_is_not_called_corrupt(
+    recipe: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _path(recipe, f"checkpoint-*/model/{name}").chmod(0)
+    _remove(_path(recipe, "distilled-scores-*"))
+    with respecting_modes():
+        assert command_line.main(["study", recipe]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "Permission denied; check the permissions of the file and of its folder" in error
+    assert "corrupt" not in error
+
+
+def test_dry_run_of_report_leaves_out_samples_that_are_gone(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Reports do without them, and `report` samples nothing."""
+    _remove(_path(recipe, "samples-*"))
+    capsys.readouterr()
+    assert command_line.main(["report", recipe, "--dry-run"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("#   ")]
+    states = {line[14:32].rstrip(): line[4:12].rstrip() for line in lines}
+    assert states.pop("report") == "to write"
+    assert "sample" not in states
+    assert set(states.values()) == {"cached"}
 
 
 def _without_settings(path: Path) -> None:

@@ -277,7 +277,7 @@ def test_generate_candidates_do_not_depend_on_the_batch(make_batch: Callable[...
     assert [row["sampled_ids"] for row in parts] == [row["sampled_ids"] for row in whole]
 
 
-def test_read_examples_numbers_the_samples_of_an_example(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_fetch_examples_numbers_the_samples_of_an_example(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
     examples = load_split(make_recipe().study.data, documents=4, seed=0).train[:8]
     artifact = Artifact(str(tmp_path), "examples", "f00d")
     with artifact.writing():

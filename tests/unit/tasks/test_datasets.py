@@ -140,6 +140,9 @@ def test_dataset_name_shows_random_distractors() -> None:
     assert dataset_name(section("x", format="nq_oracle", distractors="random")) == "nq-oracle-random-distractors"
     assert dataset_name(section("x", format="nq")) == "nq"
     assert dataset_name(section("s3://bucket/mine.jsonl.gz", format="jsonl")) == "mine.jsonl.gz"
+    assert dataset_name(section("s3://bucket/mine/part-*.jsonl", format="jsonl")) == "part-*.jsonl"
+    assert dataset_name(section("s3://bucket/mine/*.jsonl", format="jsonl")) == "mine/*.jsonl"
+    assert dataset_name(section("*.jsonl", format="jsonl")) == "*.jsonl"
     assert dataset_name(hotpot("x")) == "hotpotqa"
     assert dataset_name(hotpot("x", distractors="random")) == "hotpotqa-random-distractors"
 

@@ -396,13 +396,17 @@ def test_reasons_and_formats_are_all_in_the_docs() -> None:
         (
             without(GENERIC, "answers"),
             "line 1: field 'answers' is missing; found fields: question, documents (if one of them holds it, rename "
-            "it to 'answers')",
+            "it to 'answers', or set another data.format)",
         ),
         (
             {**without(GENERIC, "answers"), "answer": ["x"]},
             "field 'answers' is missing, but there is 'answer'; rename it",
         ),
-        ({**GENERIC, "answers": "42"}, """line 1, answers: expected a list, got '42'; write it as ["42"]"""),
+        ({**GENERIC, "answers": "42"}, "line 1, answers: expected a list, got '42'; put it in a list"),
+        (
+            {**GENERIC, "answers": "['42']"},
+            """line 1, answers: expected a list, got "['42']"; it is a list that became text; write a JSON list""",
+        ),
         ({**GENERIC, "answers": None}, "line 1, answers: expected a list, got null"),
         ({**GENERIC, "answers": ["42", 42]}, "line 1, answers[1]: expected text, got 42"),
         ({**GENERIC, "answers": []}, "line 1, answers: empty; expected at least one answer"),
@@ -418,7 +422,7 @@ def test_reasons_and_formats_are_all_in_the_docs() -> None:
         (
             {**GENERIC, "documents": [FOX, {"content": "The owl has 17.", "gold": False}]},
             "line 1, documents[1]: field 'text' is missing; found fields: content, gold (if one of them holds it, "
-            "rename it to 'text')",
+            "rename it to 'text', or set another data.format)",
         ),
         (
             {**GENERIC, "documents": [FOX, without(OWL, "gold")]},

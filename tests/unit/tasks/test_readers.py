@@ -48,6 +48,7 @@ def test_read_records_of_a_zip_archive_with_a_folder(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("data/", "")
         archive.writestr("data/questions.jsonl", as_lines([RECORD]))
+        archive.writestr("data/._questions.jsonl", b"attributes that macOS keeps")
     assert read(str(path)) == [("line 1", RECORD)]
 
 
@@ -109,6 +110,30 @@ def test_file_digest_is_of_the_bytes_as_stored(tmp_path: Path) -> None:
     assert file_digest(str(path)) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     path.write_bytes(b"abd")
     assert file_digest(str(path)) == "a52d159f262b2c6ddb724a61840befc36eb30c88877a4030b65cbe86298449c9"
+
+
+@pytest.mark.parametrize(
+    ("typed", "nearest"),
+    [
+        ("data.trian.jsonl", "data.train.jsonl"),
+        ("data.train.jsonl.gz", "data.train.jsonl"),
+        ("data.evla.parquet", "data.eval.parquet"),
+        ("DATA.eval.json", "data.eval.parquet"),
+        ("v1.1-nq.jsonl", "v1.0-nq.jsonl"),
+        ("dates.jsonl", None),
+        ("questions.jsonl", None),
+        (".jsonl", None),
+    ],
+)
+def test_read_records_suggests_a_file_of_records(tmp_path: Path, typed: str, nearest: str | None) -> None:
+    names = ("data.train.jsonl", "data.train.py", "data.eval.parquet", "dates.png", "v1.0-nq.jsonl", ".gitignore")
+    for name in names:
+        (tmp_path / name).touch()
+    (tmp_path / "questions").mkdir()
+    hint = f"; did you mean '{nearest}'?" if nearest else ""
+    with pytest.raises(UserError) as error:
+        read(f"{tmp_path}/{typed}")
+    assert str(error.value) == f"{tmp_path}/{typed}: no such file (data.path){hint}"
 
 
 # --- files that cannot be read

@@ -114,6 +114,24 @@ def test_inspect_of_one_prompt_length(recipe: Recipe, command: Command) -> None:
     ]
 
 
+def test_inspect_of_one_of_several_prompt_lengths(
+    tmp_path: Path,
+    make_shared_recipe: Callable[..., Recipe],
+    command: Command,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = {"slots": "all", "other_documents": [3], "other_slots": "all"}
+    recipe = make_shared_recipe(tmp_path, data={"eval_examples": 2}, evaluation=settings, runtime={"executor": "local"})
+    run_evaluate(recipe)
+    capsys.readouterr()
+    for options, lengths in (((), {3, 4}), (("--documents", "3"), {3}), (("--position", "4"), {4})):
+        lines = command("inspect", recipe.storage, "--json", "--limit", "0", *options)
+        assert {json.loads(line)["documents"] for line in lines} == lengths
+    assert command("inspect", recipe.storage, "--documents", "3", "--position", "4", code=2) == [
+        "error: --position: 4: expected one of those evaluated: 1, 2, 3"
+    ]
+
+
 def test_inspect_shows_the_prompt_that_was_asked(recipe: Recipe, command: Command) -> None:
     (line,) = command("inspect", recipe.storage, "--json", "--prompts", "--position", "3", "--limit", "1")
     row = json.loads(line)
