@@ -3,26 +3,31 @@
 The same step is made in several ways: with recomputed activations and one row at a time, so that one pass computes the
 losses and another the gradient; without recomputation; and with all rows in one pass. Each way runs in float32 and, if
 the CPU can multiply bfloat16, in bfloat16. Each variant runs in its own process, one after the other, and makes two
-steps; the time of the second counts. Tokens per second count every row's tokens, including those that rows share and
-that are computed once.
+steps; the time of the second counts. With several rounds the variants run in turn, the median of a variant's times
+counts, and the report has the interval over rounds of its speed relative to the first variant. Tokens per second count
+every row's tokens, including those that rows share and that are computed once.
 
   python -m examples.smollm2.make_model
   python -m benchmarks.real.step --output benchmarks/real/step_NAME.json
+  python -m benchmarks.real.step --rounds 3 --only "float32, row by row, recomputed" "bfloat16, one pass" --output FILE
   python -m benchmarks.real.step --profile "bfloat16, one pass" --output benchmarks/real/step_profile.json
 """
 
 import argparse
 import json
 import os
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.circumstances import circumstances
+from benchmarks.methods.timing import ratio
 from benchmarks.train_step.measuring import measure_peak, run_in_own_process, wall
 from benchmarks.train_step.problem import SIZES, OurStep, Questions, Size, make_study
 from benchmarks.train_step.train_step import TOLERANCE, count_tokens, profile_step
@@ -112,6 +117,22 @@ def product_rates() -> dict[str, float]:
     return rates
 
 
+def measure_in_turn(names: Sequence[str], rounds: int, arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """All variants in each round, each in its own process; of each the median of its seconds, and all of them."""
+    results: dict[str, dict[str, Any]] = {}
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(1, rounds + 1):
+        for name in names:
+            own = ("--variant", name, *arguments)
+            # Memory is kept as it is in training, since the times are to be those of training.
+            results[name] = run_in_own_process("benchmarks.real.step", *own, returns_memory=False)
+            seconds[name].append(results[name]["seconds"])
+            print(f"round {number}, {name}: {results[name]}", flush=True)
+    for name, result in results.items():
+        result |= {"seconds": statistics.median(seconds[name]), "seconds_by_round": seconds[name]}
+    return results
+
+
 def check_losses(results: Mapping[str, Mapping[str, float]]) -> None:
     """All variants make the same step, so the losses of those of one precision agree up to rounding.
 
@@ -127,16 +148,19 @@ def check_losses(results: Mapping[str, Mapping[str, float]]) -> None:
             raise AssertionError(f"{name}: expected a loss of {expected}, got {result['loss']}")
 
 
-def summarise(results: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+def summarise(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Tokens per second of each variant, and its time and memory as ratios to the first."""
     first = next(iter(results.values()))
-    summary = {}
+    first_R = np.asarray(first["seconds_by_round"])
+    summary: dict[str, dict[str, Any]] = {}
     for name, result in results.items():
         summary[name] = {
             "tokens_per_second": result["total"] / result["seconds"],
             "speed_over_first": first["seconds"] / result["seconds"],
             "peak_over_first": result["peak_gib"] / first["peak_gib"],
         }
+        if len(first_R) > 1:
+            summary[name]["speed_by_round"] = ratio(first_R, np.asarray(result["seconds_by_round"]))
     return summary
 
 
@@ -146,6 +170,8 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=DEFAULT_FOLDER, help="model folder (default: %(default)s)")
     parser.add_argument("--output", type=Path, required=True, help="report to write, a JSON file")
     parser.add_argument("--profile", choices=VARIANTS, metavar="VARIANT", help="profile a step of it, and time none")
+    parser.add_argument("--rounds", type=int, default=1, help="how often each variant is timed (default: %(default)s)")
+    parser.add_argument("--only", nargs="+", choices=VARIANTS, metavar="VARIANT", help="of all variants, time these")
     parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(os.cpu_count() or 1)
@@ -164,11 +190,8 @@ def main() -> None:
         options.output.write_text(json.dumps(profiled, indent=2) + "\n")
         print(json.dumps(profiled["operations"][:12], indent=2))
         return
-    results: dict[str, dict[str, float]] = {}
-    for name in VARIANTS:
-        arguments = ("--variant", name, "--model", str(options.model), "--output", str(options.output))
-        results[name] = run_in_own_process("benchmarks.real.step", *arguments)
-        print(name, results[name], flush=True)
+    arguments = ("--model", str(options.model), "--output", str(options.output))
+    results = measure_in_turn(options.only or list(VARIANTS), options.rounds, arguments)
     check_losses(results)
     report: dict[str, Any] = {
         "problem": PROBLEM,

@@ -101,11 +101,15 @@ def _memory(field: str) -> int:
     raise KeyError(field)
 
 
-def run_in_own_process(module: str, *arguments: str) -> dict[str, Any]:
-    """Run a module in its own process and return the last JSON object that it prints."""
+def run_in_own_process(module: str, *arguments: str, returns_memory: bool = True) -> dict[str, Any]:
+    """Run a module in its own process and return the last JSON object that it prints.
+
+    Args:
+        returns_memory: let glibc return blocks of 1 MiB and more to the system when they are freed, so that peaks are
+            comparable. A step on a CPU then takes longer, by up to a fifth.
+    """
     command = [sys.executable, "-m", module, *arguments]
-    # glibc then returns blocks of 1 MiB and more to the system when they are freed, so that peaks are comparable.
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1048576"}
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1048576"} if returns_memory else None
     completed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     objects = [line for line in completed.stdout.splitlines() if line.startswith("{")]
     result: dict[str, Any] = json.loads(objects[-1])

@@ -188,18 +188,23 @@ def _attend_row_by_row(
         causal_without_mask: whether the kernel is causal, and faster, where it gets no mask.
     """
     window = window_of(attention_mask)
-    queries = query.split(packed_rows.query_lengths, 2)
-    keys = packed_rows.keys(key)
-    values = packed_rows.keys(value)
+    own_queries = query.split(packed_rows.query_lengths, 2)
+    all_queries = packed_rows.whole_rows(query)
+    keys = packed_rows.whole_rows(key)
+    values = packed_rows.whole_rows(value)
     outputs = []
     for row, shared in enumerate(packed_rows.shared_lengths):
         window_covers_row = window is None or packed_rows.row_length(row) <= window
-        mask = None
-        # torch's `is_causal` aligns the first query with the first key, which is wrong behind a shared prefix.
-        if shared or not window_covers_row or not causal_without_mask:
+        # For L own and P shared tokens, a kernel computes (L + P)^2 / 2 scores without a mask, and L (L + P) with one.
+        is_mostly_own = packed_rows.query_lengths[row] >= shared
+        if causal_without_mask and window_covers_row and is_mostly_own:
+            # torch's `is_causal` aligns the first query with the first key, so the queries of the prefix come along.
+            output, _ = kernel(module, all_queries[row], keys[row], values[row], None, **settings)
+            outputs.append(output[:, shared:])
+        else:
             mask = packed_rows.mask(row, window, query)
-        output, _ = kernel(module, queries[row], keys[row], values[row], mask, **settings)
-        outputs.append(output)
+            output, _ = kernel(module, own_queries[row], keys[row], values[row], mask, **settings)
+            outputs.append(output)
     return torch.cat(outputs, 1), None
 
 

@@ -47,7 +47,7 @@ class PartSums:
         """Sum one layer's weights over the tokens of each part, and average them over heads."""
         window = window_of(attention_mask)
         queries = query.split(packed_rows.query_lengths, 2)
-        keys, values = packed_rows.keys(key), packed_rows.keys(value)
+        keys, values = packed_rows.whole_rows(key), packed_rows.whole_rows(value)
         sums: list[Tensor] = []
         for row, tokens in enumerate(self.lengths):
             # The last prompt token and the response, without its last token, which predicts nothing.

@@ -64,20 +64,20 @@ class PackedRows:
         """A copy on `device` with an empty mask cache, so that masks are freed with the copy after the pass."""
         return replace(self, start_B1=self.start_B1.to(device), key_start_B1=self.key_start_B1.to(device), _masks={})
 
-    def keys(self, states: Tensor) -> list[Tensor]:
-        """Each row's keys or values, (1, heads, K, D), from those of the packed sequence, (1, heads, S, D)."""
+    def whole_rows(self, states: Tensor) -> list[Tensor]:
+        """Each row's states, (1, heads, K, D), from those of the packed sequence, (1, heads, S, D)."""
         # `split` and not slices: the gradient of each slice would be a tensor of the size of the whole sequence.
         spans = states.split(self.span_lengths, 2)
-        keys = []
+        rows = []
         for span_indices in self.row_spans:
             if len(span_indices) == 1:
-                keys.append(spans[span_indices[0]])
+                rows.append(spans[span_indices[0]])
             else:
-                keys.append(torch.cat([spans[index] for index in span_indices], 2))
-        return keys
+                rows.append(torch.cat([spans[index] for index in span_indices], 2))
+        return rows
 
     def all_keys(self, states: Tensor) -> Tensor:
-        """The concatenation of `keys` over all rows, (1, heads, sum of K, D)."""
+        """The concatenation of `whole_rows`, (1, heads, sum of K, D)."""
         # The packed sequence then is this concatenation already, and nothing has to be copied.
         if not any(self.shared_lengths):
             return states

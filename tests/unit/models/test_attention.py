@@ -11,7 +11,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
-from pos2distill.models.attention import PACKED, packed_varlen, register_kernels
+from pos2distill.models.attention import PACKED, packed_sdpa, packed_varlen, register_kernels
 from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import load_model
 from pos2distill.models.packing import collate
@@ -41,6 +41,25 @@ def test_packed_varlen_refuses_attention_sinks() -> None:
     states = torch.zeros(1, 2, sum(packed.query_lengths), 8)
     with pytest.raises(UserError, match=r"^Linear has attention sinks, which flash-attn 2 does not support; set model"):
         packed_varlen(torch.nn.Linear(1, 1), states, states, states, None, packed_rows=packed, s_aux=torch.zeros(2))
+
+
+def test_packed_sdpa_masks_only_rows_that_share_most_of_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a mask, torch's kernels leave out the keys that no query sees."""
+    documents = np.arange(30)
+    prompts = [documents, np.concatenate([documents[:10], [50] * 20]), np.concatenate([documents[:20], [60] * 5])]
+    packed = collate(prompts, [np.asarray([40, 41])] * 3, group_ids=[0] * 3).packed
+    assert (packed.shared_lengths, packed.query_lengths) == ((0, 10, 20), (32, 22, 7))
+    calls = []
+
+    def record(query: Tensor, key: Tensor, value: Tensor, *, attn_mask: Tensor | None, **settings: Any) -> Tensor:
+        calls.append((query.shape[2], key.shape[2], attn_mask is not None, settings["is_causal"]))
+        return torch.zeros_like(query)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", record)
+    states = torch.zeros(1, 2, 32 + 22 + 7, 8)
+    output, _ = packed_sdpa(torch.nn.Linear(1, 1), states, states, states, None, packed_rows=packed)
+    assert calls == [(32, 32, False, True), (32, 32, False, True), (7, 27, True, False)]
+    assert output.shape == (1, 61, 2, 8)
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ def test_collate_shares_nothing_between_groups() -> None:
 @given(
     st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=9), st.integers(1, 3)), min_size=1, max_size=7)
 )
-def test_packed_rows_keys_restore_every_row(rows: list[tuple[list[int], int]]) -> None:
+def test_whole_rows_restore_every_row(rows: list[tuple[list[int], int]]) -> None:
     prompts = [np.asarray(prompt, np.int32) for prompt, _ in rows]
     responses = [np.arange(50, 50 + length, dtype=np.int32) for _, length in rows]
     batch = collate(prompts, responses, group_ids=[0] * len(rows))
@@ -78,7 +78,7 @@ def test_packed_rows_keys_restore_every_row(rows: list[tuple[list[int], int]]) -
         (batch.position_S, [list(range(len(p) + len(r))) for p, r in zip(prompts, responses, strict=True)]),
     ):
         states = what[None, None, :, None]
-        assert [keys.flatten().tolist() for keys in batch.packed.keys(states)] == expected
+        assert [row.flatten().tolist() for row in batch.packed.whole_rows(states)] == expected
         assert batch.packed.all_keys(states).flatten().tolist() == [each for row in expected for each in row]
     assert sum(batch.packed.query_lengths) == len(batch.input_ids_S) <= batch.packed.key_start_B1[-1]
     assert batch.input_ids_S[batch.logit_index_T + 1].tolist() == np.concatenate(responses).tolist()
