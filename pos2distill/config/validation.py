@@ -161,7 +161,9 @@ def _hint_for_list(field: _Field, given: Any, root: type[Section]) -> str:
     if not is_list_of_values or len(given) < 2:
         return ""
     if field.dotted == "data.path":
-        return "; for several files, use a pattern with *"
+        # A web server lists no files.
+        is_web = any(str(each).startswith(("http://", "https://")) for each in given)
+        return "" if is_web else "; for several files, use a pattern with *"
     can_be_swept = "sweep" in root.model_fields and field.dotted in dotted_names(Study)
     return f"; to try several, set sweep.{field.dotted}" if can_be_swept else ""
 

@@ -66,22 +66,26 @@ class PackedRows:
 
     def whole_rows(self, states: Tensor) -> list[Tensor]:
         """Each row's states, (1, heads, K, D), from those of the packed sequence, (1, heads, S, D)."""
+        spans = self.spans(states)
+        return [self.whole_row(spans, row) for row in range(len(self.row_spans))]
+
+    def spans(self, states: Tensor) -> tuple[Tensor, ...]:
+        """The spans of packed states, (1, heads, span length, D) each."""
         # `split` and not slices: the gradient of each slice would be a tensor of the size of the whole sequence.
-        spans = states.split(self.span_lengths, 2)
-        rows = []
-        for span_indices in self.row_spans:
-            if len(span_indices) == 1:
-                rows.append(spans[span_indices[0]])
-            else:
-                rows.append(torch.cat([spans[index] for index in span_indices], 2))
-        return rows
+        spans: tuple[Tensor, ...] = states.split(self.span_lengths, 2)
+        return spans
+
+    def whole_row(self, spans: Sequence[Tensor], row: int) -> Tensor:
+        """One row's states, (1, heads, K, D), from `spans`."""
+        first, *others = [spans[index] for index in self.row_spans[row]]
+        return torch.cat([first, *others], 2) if others else first
 
     def all_keys(self, states: Tensor) -> Tensor:
         """The concatenation of `whole_rows`, (1, heads, sum of K, D)."""
         # The packed sequence then is this concatenation already, and nothing has to be copied.
         if not any(self.shared_lengths):
             return states
-        spans = states.split(self.span_lengths, 2)
+        spans = self.spans(states)
         pieces: list[Tensor] = []
         for span_indices in self.row_spans:
             pieces += [spans[index] for index in span_indices]

@@ -46,9 +46,15 @@ def dataset_name(data: DataSection) -> str:
 
 
 def _file_name(path: str) -> str:
-    """The name of a data file; of a pattern that says nothing by itself (`*.jsonl`) with its folder."""
-    file = PurePosixPath(path)
-    return f"{file.parent.name}/{file.name}" if file.name.startswith("*") and file.parent.name else file.name
+    """The name of a data file; of a pattern what follows from its first `*`, and the folder before if it is needed."""
+    parts = PurePosixPath(path).parts
+    patterns = [index for index, part in enumerate(parts) if "*" in part]
+    if not patterns:
+        return parts[-1]
+    first = patterns[0]
+    if parts[first].startswith("*"):
+        first = max(0, first - 1)
+    return "/".join(parts[first:])
 
 
 def load_split(data: DataSection, *, documents: int, seed: int, eval_seed: int | None = None) -> Split:

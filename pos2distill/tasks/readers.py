@@ -150,7 +150,9 @@ def data_files(url: str) -> list[str]:
         if is_local and os.path.exists(pattern):
             return [url]
         pattern = re.sub(r"[\[?]", r"[\g<0>]", pattern)
-        found = sorted(path for path, info in fs.glob(pattern, detail=True).items() if info["type"] == "file")
+        files = [path for path, info in fs.glob(pattern, detail=True).items() if info["type"] != "directory"]
+        # As in a shell, `*` matches no hidden file, such as those of macOS (`._questions.jsonl`).
+        found = sorted(path for path in files if not path.rsplit("/", 1)[-1].startswith("."))
     if not found:
         raise UserError(f"{url}: matches no file (data.path)")
     return found if is_local else [fs.unstrip_protocol(path) for path in found]
@@ -189,9 +191,11 @@ def _nearest_file(url: str) -> str:
     except (OSError, ValueError):  # ValueError: for a text that is not a URL
         return ""
     wanted = path.rsplit("/", 1)[-1]
-    names = sorted(entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] == "file")
-    stems = {name: _stem(name) for name in names if _stem(name) != name.lower()}
-    near = difflib.get_close_matches(_stem(wanted), stems.values(), n=1)
+    names = sorted(entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] != "directory")
+    stems = {name: _stem(name) for name in names if _stem(name) != name.lower() and not name.startswith(".")}
+    # Without everything behind the first dot if the ending may be misspelt.
+    typed = (_stem(wanted), wanted.lower().partition(".")[0])
+    near = [each for text in typed for each in difflib.get_close_matches(text, stems.values(), n=1)][:1]
     alike = [name for name, stem in stems.items() if stem in near]
     nearest = difflib.get_close_matches(wanted, alike, n=1, cutoff=0.0)
     return f"; did you mean '{nearest[0]}'?" if nearest else ""

@@ -56,13 +56,15 @@ def test_describe_leaves_bugs_alone(error: Exception) -> None:
     assert describe(error) is None
 
 
-def test_refuses_access_is_about_rights_and_not_about_what_is_missing() -> None:
+def test_refuses_access_is_about_rights_and_settings_and_not_about_what_is_missing() -> None:
     def of_s3(code: str, status: int) -> ClientError:
         return ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, "GetObject")
 
     assert refuses_access(of_s3("AccessDenied", 403))
     assert refuses_access(of_s3("ExpiredToken", 400))
-    assert refuses_access(NoCredentialsError())
+    assert refuses_access(of_s3("KMS.DisabledException", 400))
+    assert refuses_access(ProfileNotFound(profile="mine"))
+    assert refuses_access(BotocoreSSLError(endpoint_url="https://x", error=UNTRUSTED))
     assert refuses_access(PermissionError(13, "Permission denied"))
     assert not refuses_access(of_s3("NoSuchKey", 404))
     assert not refuses_access(of_s3("InvalidRange", 416))

@@ -43,12 +43,12 @@ def test_packed_varlen_refuses_attention_sinks() -> None:
         packed_varlen(torch.nn.Linear(1, 1), states, states, states, None, packed_rows=packed, s_aux=torch.zeros(2))
 
 
-def test_packed_sdpa_masks_only_rows_that_share_most_of_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_sdpa_masks_only_rows_that_share_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a mask, torch's kernels leave out the keys that no query sees."""
     documents = np.arange(30)
-    prompts = [documents, np.concatenate([documents[:10], [50] * 20]), np.concatenate([documents[:20], [60] * 5])]
+    prompts = [documents, np.concatenate([documents[:10], [50] * 20]), np.concatenate([documents[:20], [60] * 20])]
     packed = collate(prompts, [np.asarray([40, 41])] * 3, group_ids=[0] * 3).packed
-    assert (packed.shared_lengths, packed.query_lengths) == ((0, 10, 20), (32, 22, 7))
+    assert (packed.shared_lengths, packed.query_lengths) == ((0, 10, 20), (32, 22, 22))
     calls = []
 
     def record(query: Tensor, key: Tensor, value: Tensor, *, attn_mask: Tensor | None, **settings: Any) -> Tensor:
@@ -56,10 +56,10 @@ def test_packed_sdpa_masks_only_rows_that_share_most_of_their_tokens(monkeypatch
         return torch.zeros_like(query)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", record)
-    states = torch.zeros(1, 2, 32 + 22 + 7, 8)
+    states = torch.zeros(1, 2, 32 + 22 + 22, 8)
     output, _ = packed_sdpa(torch.nn.Linear(1, 1), states, states, states, None, packed_rows=packed)
-    assert calls == [(32, 32, False, True), (32, 32, False, True), (7, 27, True, False)]
-    assert output.shape == (1, 61, 2, 8)
+    assert calls == [(32, 32, False, True), (32, 32, False, True), (22, 42, True, False)]
+    assert output.shape == (1, 76, 2, 8)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, ProfileNotFound
 
 from pipelines.cli import command_line
 from pipelines.executors.local import saved_folders
@@ -219,6 +219,7 @@ def test_damaged_results_are_named(
         PermissionError(13, "Permission denied"),
         ClientError({"Error": {"Code": "ExpiredToken"}, "ResponseMetadata": {"HTTPStatusCode": 400}}, "ListObjectsV2"),
         ClientError({"Error": {"Code": "AccessDenied"}, "ResponseMetadata": {"HTTPStatusCode": 403}}, "GetObject"),
+        ProfileNotFound(profile="mine"),
     ],
 )
 def test_a_checkpoint_that_may_not_be_read_is_not_called_corrupt(

@@ -192,6 +192,15 @@ def test_read_records_of_a_pattern_in_a_folder_with_other_special_characters(tmp
     assert [record["a"] for _, record in read_records(f"{folder}/*.jsonl")] == ["a", "b"]
 
 
+def test_read_records_of_a_pattern_follows_links_and_leaves_out_hidden_files(tmp_path: Path) -> None:
+    stored = tmp_path / "stored"
+    stored.write_text('{"a": 1}')
+    (tmp_path / "link.jsonl").symlink_to(stored)
+    (tmp_path / "._link.jsonl").write_text("attributes that macOS keeps")
+    (tmp_path / "folder.jsonl").mkdir()
+    assert list(read_records(f"{tmp_path}/*.jsonl")) == [("line 1", {"a": 1})]
+
+
 def test_read_records_names_the_folders_of_files_with_one_name(tmp_path: Path) -> None:
     for folder in ("x", "y"):
         (tmp_path / folder / "deep").mkdir(parents=True)

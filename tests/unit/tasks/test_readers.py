@@ -123,6 +123,8 @@ def test_file_digest_is_of_the_bytes_as_stored(tmp_path: Path) -> None:
         ("dates.jsonl", None),
         ("questions.jsonl", None),
         (".jsonl", None),
+        ("link.json1", "lnk.jsonl"),
+        ("other.jsonl", None),
     ],
 )
 def test_read_records_suggests_a_file_of_records(tmp_path: Path, typed: str, nearest: str | None) -> None:
@@ -130,6 +132,8 @@ def test_read_records_suggests_a_file_of_records(tmp_path: Path, typed: str, nea
     for name in names:
         (tmp_path / name).touch()
     (tmp_path / "questions").mkdir()
+    (tmp_path / "lnk.jsonl").symlink_to(tmp_path / "data.train.jsonl")
+    (tmp_path / "._other.jsonl").touch()
     hint = f"; did you mean '{nearest}'?" if nearest else ""
     with pytest.raises(UserError) as error:
         read(f"{tmp_path}/{typed}")
