@@ -198,7 +198,7 @@ def test_read_records_of_a_pattern_follows_links_and_leaves_out_hidden_files(tmp
     (tmp_path / "link.jsonl").symlink_to(stored)
     (tmp_path / "._link.jsonl").write_text("attributes that macOS keeps")
     (tmp_path / "folder.jsonl").mkdir()
-    assert list(read_records(f"{tmp_path}/*.jsonl")) == [("line 1", {"a": 1})]
+    assert list(read_records(f"{tmp_path}/*.jsonl")) == [("link.jsonl, line 1", {"a": 1})]
 
 
 def test_read_records_names_the_folders_of_files_with_one_name(tmp_path: Path) -> None:
