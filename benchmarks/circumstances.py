@@ -1,11 +1,11 @@
 """What every report records: the machine, the date, the commit and the versions with which it was measured."""
 
-import os
-import platform
 import subprocess
 import time
 from importlib.metadata import version
 from typing import Any
+
+from pos2distill.hardware import describe_hardware
 
 
 def circumstances(*packages: str, device: str = "cpu") -> dict[str, Any]:
@@ -19,7 +19,7 @@ def circumstances(*packages: str, device: str = "cpu") -> dict[str, Any]:
 
         machine = torch.cuda.get_device_name()
     else:
-        machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, no GPU"
+        machine = describe_hardware()
     # Without tags, so that it is always the commit.
     describe = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     commit = subprocess.run(describe, capture_output=True, text=True, check=False).stdout.strip()

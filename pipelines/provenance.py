@@ -1,8 +1,6 @@
 """How a result was made: command, settings, version, revision, date, hardware and packages, beside every artifact."""
 
-import os
 import platform
-import re
 import shlex
 import subprocess
 import sys
@@ -19,6 +17,7 @@ from pos2distill import __version__
 from pos2distill.config import ModelSection, Recipe, Study
 from pos2distill.config.paths import project_root
 from pos2distill.errors import UserError
+from pos2distill.hardware import describe_hardware
 from pos2distill.secrets import looks_secret
 from pos2distill.store.artifacts import Artifact
 from pos2distill.urls import storage_errors
@@ -180,19 +179,6 @@ def revision() -> str:
     except (OSError, subprocess.TimeoutExpired):  # no git, or a slow disk
         return ""
     return done.stdout.strip()
-
-
-def describe_hardware() -> str:
-    """Processor, cores, memory and GPUs of this machine, from the descriptions of Linux."""
-    cpu_info = Path("/proc/cpuinfo")
-    models = re.findall(r"^model name\s*: (.+)$", cpu_info.read_text(), re.MULTILINE) if cpu_info.exists() else []
-    processor = models[0] if models else platform.machine()
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    parts = [f"{processor}, {len(os.sched_getaffinity(0))} cores", f"{memory:.0f} GiB"]
-    # From NVIDIA's driver: a library would take memory on the GPU.
-    for description in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        parts += re.findall(r"^Model:\s*(.+)$", description.read_text(), re.MULTILINE)
-    return ", ".join(parts)
 
 
 def package_versions(recipe: Recipe) -> dict[str, str]:

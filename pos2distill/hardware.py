@@ -12,6 +12,12 @@ _MIN_LOCAL_CPUS = 6
 _BFLOAT16_FLAGS = {"x86_64": "amx_bf16", "aarch64": "bf16"}
 """By machine, the flag of Linux 6 for instructions that multiply matrices in bfloat16."""
 
+_VECTOR_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
+"""The flags of Linux for the instructions that decide how fast matrices are multiplied."""
+
+_CPU_INFO = Path("/proc/cpuinfo")
+"""Linux's description of the processors."""
+
 
 def visible_gpus(devices: Path = Path("/dev")) -> int:
     """How many NVIDIA GPUs this process may use: those with a device file, as far as CUDA_VISIBLE_DEVICES names them.
@@ -32,7 +38,28 @@ def local_cpus() -> int:
     return max(_MIN_LOCAL_CPUS, os.cpu_count() or 1)
 
 
-def cpu_is_faster_in_bfloat16(cpu_info: Path = Path("/proc/cpuinfo")) -> bool:
+def describe_hardware(cpu_info: Path = _CPU_INFO) -> str:
+    """Processor with its vector instructions, cores, memory and GPUs of this machine.
+
+    Args:
+        cpu_info: Linux's description of the processors; without it the kind of machine is named alone.
+    """
+    text = cpu_info.read_text() if cpu_info.exists() else ""
+    models = re.findall(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    processor = models[0] if models else platform.machine()
+    flags = _cpu_flags(text)
+    vectors = [flag for flag in _VECTOR_FLAGS if flag in flags]
+    if vectors:
+        processor += f" ({' '.join(vectors)})"
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    parts = [f"{processor}, {len(os.sched_getaffinity(0))} cores", f"{memory:.0f} GiB"]
+    # From NVIDIA's driver: a library would take memory on the GPU.
+    for description in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        parts += re.findall(r"^Model:\s*(.+)$", description.read_text(), re.MULTILINE)
+    return ", ".join(parts)
+
+
+def cpu_is_faster_in_bfloat16(cpu_info: Path = _CPU_INFO) -> bool:
     """Whether the processor multiplies matrices faster in bfloat16 than in float32.
 
     Args:
@@ -41,11 +68,16 @@ def cpu_is_faster_in_bfloat16(cpu_info: Path = Path("/proc/cpuinfo")) -> bool:
     if not cpu_info.exists():
         return False
     text = cpu_info.read_text()
-    # `flags` on x86, `Features` on Arm.
-    lines = re.findall(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
-    flags = set(lines[0].split()) if lines else set()
+    flags = _cpu_flags(text)
     # With avx512_bf16 and no AMX, torch 2.13's products were 2.5 times as fast in bfloat16 as in float32 on an AMD Zen
     # 4, and 0.67 times as fast on a machine whose maker was not recorded (benchmarks/real/README.md).
     if "avx512_bf16" in flags and "AuthenticAMD" in text:
         return True
     return _BFLOAT16_FLAGS.get(platform.machine()) in flags
+
+
+def _cpu_flags(cpu_info: str) -> set[str]:
+    """The flags of the first processor that Linux's description of them lists."""
+    # `flags` on x86, `Features` on Arm.
+    lines = re.findall(r"^(?:flags|Features)\s*:(.*)$", cpu_info, re.MULTILINE)
+    return set(lines[0].split()) if lines else set()

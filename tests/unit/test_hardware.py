@@ -1,9 +1,10 @@
+import re
 from pathlib import Path
 
 import pytest
 
 from pos2distill.config.load import load_recipe
-from pos2distill.hardware import cpu_is_faster_in_bfloat16, visible_gpus
+from pos2distill.hardware import cpu_is_faster_in_bfloat16, describe_hardware, visible_gpus
 
 
 def make_cpu_info(folder: Path, line: str) -> Path:
@@ -30,6 +31,17 @@ def test_cpu_is_faster_in_bfloat16_reads_the_flags(
 ) -> None:
     monkeypatch.setattr("pos2distill.hardware.platform.machine", lambda: machine)
     assert cpu_is_faster_in_bfloat16(make_cpu_info(tmp_path, line)) is expected
+
+
+def test_describe_hardware_names_the_processor_and_its_vector_instructions(tmp_path: Path) -> None:
+    path = make_cpu_info(tmp_path, "model name\t: AMD EPYC\nflags\t\t: fpu avx2 avx512f avx512_bf16 rtm")
+    expected = r"AMD EPYC \(avx2 avx512f avx512_bf16\), \d+ cores, \d+ GiB(, .+)*"
+    assert re.fullmatch(expected, describe_hardware(path))
+
+
+def test_describe_hardware_without_linux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pos2distill.hardware.platform.machine", lambda: "arm64")
+    assert re.match(r"arm64, \d+ cores, \d+ GiB", describe_hardware(tmp_path / "missing"))
 
 
 def test_cpu_is_faster_in_bfloat16_without_linux(tmp_path: Path) -> None:
