@@ -1,9 +1,10 @@
 """Compare the base model with models that were distilled with different seeds, at every prompt length, on all tasks.
 
 Reads evaluations of one base model and of the distilled models, on the same questions, from their artifacts. Writes
-NAME.json to this folder. For each task and prompt length it holds the curve of the base, the curve of each seed, and
-the change: the mean over seeds, paired by question. The interval of the change is over questions, so it does not
-contain the variation between training runs. The file also holds the counts of the earlier stages.
+NAME.json and NAME.png to this folder. For each task and prompt length the report holds the curve of the base, the curve
+of each seed, and the change: the mean over seeds, paired by question. The interval of the change is over questions, so
+it does not contain the variation between training runs. The report also holds the answers, the settings of each seed
+and the counts of the earlier stages. Without --task, the plot of an existing report is drawn again.
 
 Example (from the project's top folder; the folders are those of the studies' storage):
   python -m benchmarks.real.seeds --name nq_seeds \\
@@ -21,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from matplotlib.figure import Figure
 
 from benchmarks.real.stopped import RESAMPLES, curves, cut, lengths, open_artifact
 from pipelines.stages.answers import PREDICTIONS
@@ -28,6 +30,8 @@ from pos2distill.errors import UserError
 from pos2distill.evaluation.cross_fitting import mean_gap_change
 from pos2distill.evaluation.scores import Grid, to_grid
 from pos2distill.evaluation.statistics import difference_interval
+
+HERE = Path(__file__).parent
 
 
 def change(before: Grid, after: list[Grid]) -> dict[str, Any]:
@@ -54,11 +58,22 @@ def change(before: Grid, after: list[Grid]) -> dict[str, Any]:
     }
 
 
+def answers(predictions: pa.Table) -> list[list[str]]:
+    """By prompt length and question: one character for each slot, 1 if the answer is right and 0 if not."""
+    grids = [to_grid(predictions, documents) for documents in lengths(predictions)]
+    return [["".join(str(int(right)) for right in question) for question in grid.correct_ES] for grid in grids]
+
+
+def measured(predictions: pa.Table) -> dict[str, Any]:
+    """What one model was measured to do on one task."""
+    return {"curves": curves(predictions), "cut": cut(predictions), "answers": answers(predictions)}
+
+
 def compare(before: pa.Table, after: list[pa.Table]) -> dict[str, Any]:
     """One task: curves and changes by prompt length."""
     return {
-        "base": {"curves": curves(before), "cut": cut(before)},
-        "distilled": [{"curves": curves(table), "cut": cut(table)} for table in after],
+        "base": measured(before),
+        "distilled": [measured(table) for table in after],
         "changes": [
             change(to_grid(before, documents), [to_grid(table, documents) for table in after])
             for documents in lengths(before)
@@ -66,39 +81,92 @@ def compare(before: pa.Table, after: list[pa.Table]) -> dict[str, Any]:
     }
 
 
+def provenance(folder: str) -> dict[str, Any]:
+    """How the artifact in a folder was made."""
+    made: dict[str, Any] = json.loads((Path(folder) / "provenance.json").read_text())
+    return made
+
+
+def make_report(tasks: list[list[str]], stages: list[str]) -> dict[str, Any]:
+    """The report.
+
+    Args:
+        tasks: for each its name, the folder with the evaluation of the base, and a folder for the distilled model of
+            each seed.
+        stages: the folders of stages whose counts are recorded.
+
+    Raises:
+        UserError: an evaluation is missing, or has other questions or slots than the base's.
+    """
+    compared = {}
+    for name, *folders in tasks:
+        before, *after = (open_artifact(folder).read_table(PREDICTIONS) for folder in folders)
+        compared[name] = compare(before, after)
+    base = provenance(tasks[0][1])
+    return {
+        **{field: base[field] for field in ("date", "hardware", "versions", "revision")},
+        "settings": {name: [provenance(folder)["settings"] for folder in folders] for name, _, *folders in tasks},
+        "counts": {
+            Path(folder).name: json.loads((Path(folder) / "manifest.json").read_text())["counts"] for folder in stages
+        },
+        "tasks": compared,
+    }
+
+
+def draw(tasks: dict[str, Any], path: Path) -> None:
+    """A panel for each task and prompt length: the base with its intervals, and the distilled model of each seed.
+
+    Args:
+        tasks: of questions with one gold document.
+    """
+    panels = [
+        (name, base, [model["curves"][i] for model in task["distilled"]])
+        for name, task in tasks.items()
+        for i, base in enumerate(task["base"]["curves"])
+    ]
+    figure = Figure(figsize=(3.2 * len(panels), 3.4), layout="constrained")
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for ax, (name, base, seeds) in zip(axes, panels, strict=True):
+        positions = [slot + 1 for slot in base["slots"]]
+        low, high = np.array(base["accuracy_ci95"]).T
+        ax.fill_between(positions, low, high, color="0.85", linewidth=0)
+        ax.plot(positions, base["accuracy_by_slot"], color="0.3", marker="o", label="base, 95 % interval")
+        for i, curve in enumerate(seeds):
+            label = "distilled, each seed" if i == 0 else None
+            ax.plot(positions, curve["accuracy_by_slot"], color="tab:blue", marker="o", alpha=0.7, label=label)
+        ax.set_title(f"{name}, {base['documents']} documents", fontsize=9)
+        ax.set_xticks(positions)
+        ax.set_xlabel("position of the gold document")
+    axes[0].set_ylim(bottom=0)
+    axes[0].set_ylabel("accuracy")
+    axes[0].legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+
+
 def main() -> int:
-    """Write the report."""
+    """Write the report and its plot."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--task",
         nargs="+",
         action="append",
-        required=True,
+        default=[],
         metavar=("NAME", "FOLDER"),
         help="its name, the evaluation of the base, and one of a distilled model for each seed",
     )
     parser.add_argument("--stages", nargs="*", default=[], metavar="FOLDER", help="whose counts are recorded")
-    parser.add_argument("--name", required=True, help="of the file")
+    parser.add_argument("--name", required=True, help="of the files")
     arguments = parser.parse_args()
-    tasks = {}
-    try:
-        for name, *folders in arguments.task:
-            before, *after = (open_artifact(folder).read_table(PREDICTIONS) for folder in folders)
-            tasks[name] = compare(before, after)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    made = json.loads((Path(arguments.task[0][1]) / "provenance.json").read_text())
-    report = {
-        **{field: made[field] for field in ("date", "hardware", "versions", "revision")},
-        "counts": {
-            Path(folder).name: json.loads((Path(folder) / "manifest.json").read_text())["counts"]
-            for folder in arguments.stages
-        },
-        "tasks": tasks,
-    }
-    output = Path(__file__).with_name(f"{arguments.name}.json")
-    output.write_text(json.dumps(report, indent=1) + "\n")
+    output = HERE / f"{arguments.name}.json"
+    if arguments.task:
+        try:
+            report = make_report(arguments.task, arguments.stages)
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        output.write_text(json.dumps(report, indent=1) + "\n")
+    tasks = json.loads(output.read_text())["tasks"]
+    draw(tasks, output.with_suffix(".png"))
     for name, task in tasks.items():
         for row in task["changes"]:
             print(name, row)
