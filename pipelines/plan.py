@@ -210,7 +210,7 @@ def _make_context(recipe: Recipe) -> PlanContext:
     context = PlanContext(study, storage, digests, prepare.plan(study, storage, digests))
     if study.inference.searches_scales:
         context = replace(context, search_scales=search_scales.plan(context))
-    if study.method.advantageous_slot == "auto" or study.inference.method == "reorder":
+    if study.method.advantageous_slot == "auto" or study.inference.reorders:
         context = replace(context, choose_slot=choose_slot.plan(context))
     return context
 
@@ -281,7 +281,7 @@ def _plan_task(recipe: Recipe, context: PlanContext, name: str, other: Study, di
         UserError: if the other recipe's questions cannot be reordered, but this recipe's method does.
     """
     inference = recipe.study.inference
-    if inference.method == "reorder":
+    if inference.reorders:
         _require_reorderable(name, other)
     # Dumped and validated again, so that the replaced sections are checked against the others.
     raw = other.model_dump(mode="json")

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from pos2distill.config import Recipe, Study
+from pos2distill.config.inference_table import INFERENCE_METHODS
 from pos2distill.config.model import checkpoint_of
 from pos2distill.errors import UserError, warn_once
 from pos2distill.store.artifacts import Artifact, other_fingerprints
@@ -69,13 +70,13 @@ def _without_effect(study: Study) -> Iterator[str]:
     """Settings of a method that is not chosen, and what is chosen instead."""
     inference, method = study.inference, study.method
     defaults = type(inference).model_fields
-    for name, user in (("search", "lpes"), ("ms_poe", "ms_poe"), ("bases", "attention_buckets")):
-        if getattr(inference, name) == defaults[name].default:
-            continue
-        if inference.method != user:
-            yield f"inference.{name}: has no effect, since inference.method is {inference.method}, not {user}"
-        elif name == "search" and inference.scales:
-            yield "inference.search: has no effect, since inference.scales are given"
+    for user in INFERENCE_METHODS.values():
+        for name in user.settings:
+            is_default = getattr(inference, name) == defaults[name].default
+            if not is_default and name not in inference.spec.settings:
+                yield f"inference.{name}: has no effect, since inference.method is {inference.method}, not {user.name}"
+    if inference.method == "lpes" and inference.scales and inference.search != defaults["search"].default:
+        yield "inference.search: has no effect, since inference.scales are given"
     if method.view not in ("skip", "cyclic") and method.view_weight != type(method).model_fields["view_weight"].default:
         yield f"method.view_weight: has no effect, since method.view is {method.view}"
 

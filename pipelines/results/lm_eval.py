@@ -103,13 +103,12 @@ def export_tasks(run: str, folder: Path) -> Export:
 
 
 def _caveat(study: Study) -> str | None:
-    method = study.inference.method
     if study.model.rope_scales:
         return (
             "the model had RoPE scales by layer: serve MODEL with them and use --model vllm; lm_eval's hf ignores them"
         )
-    if method in ("ms_poe", "attention_buckets"):
-        return f"the run used inference.method {method}, which lm_eval cannot use"
+    if study.inference.spec.changes == "attention":
+        return f"the run used inference.method {study.inference.method}, which lm_eval cannot use"
     return None
 
 

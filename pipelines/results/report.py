@@ -110,7 +110,7 @@ def read_report(storage: str) -> dict[str, Any] | None:
 
 def _write_model_card(inputs: ReportInputs, plan: Plan) -> None:
     """Describe the checkpoint by a study of it, but not by one that changes only how it is evaluated."""
-    if plan.study.inference.method in ("reorder", "ms_poe", "attention_buckets"):
+    if plan.study.inference.spec.only_evaluated:
         return
     checkpoint = plan.distill.artifact
     card = f"{checkpoint.path}/{MODEL_FOLDER}/{MODEL_CARD}"

@@ -19,12 +19,6 @@ from .prepare import EVALUATION, evaluation_examples, read_prepared
 from .resolve import resolve_auto_settings, with_distilled
 from .stage import Input, RunContext, Stage, recorded_seconds
 
-# By method. The others change the model alone, by the scales in its section.
-_INFERENCE = {
-    "reorder": ("inference.method",),
-    "ms_poe": ("inference.method", "inference.ms_poe"),
-    "attention_buckets": ("inference.method", "inference.bases"),
-}
 _EVALUATION = ("evaluation.slots", "evaluation.other_documents", "evaluation.max_new_tokens")
 
 
@@ -32,7 +26,9 @@ def plan(context: PlanContext, *, distill: Stage | None = None) -> Stage:
     """The evaluation of the base model, or of the model that the stage `distill` makes."""
     study, digests = context.study, context.digests
     fields = [*PROMPT_FIELDS, *_EVALUATION]
-    fields += _INFERENCE.get(study.inference.method, ())
+    # Other methods act by the scales in the model's section.
+    if study.inference.spec.only_evaluated:
+        fields += ["inference.method", *(f"inference.{name}" for name in study.inference.spec.settings)]
     # Only where they are used; otherwise they would change fingerprints without changing a result.
     if study.evaluation.other_documents:
         fields.append("evaluation.other_slots")

@@ -41,6 +41,6 @@ class PlanContext:
     def evaluation_inputs(self) -> dict[str, Input]:
         """Measured inputs of evaluations: the RoPE scales, the curve that documents are reordered by."""
         inputs = self.scale_inputs
-        if self.choose_slot is not None and self.study.inference.method == "reorder":
+        if self.choose_slot is not None and self.study.inference.reorders:
             inputs["curve"] = self.choose_slot.output()
         return inputs

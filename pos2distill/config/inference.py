@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from pos2distill.config.base import Section
+from pos2distill.config.inference_table import INFERENCE_METHODS, InferenceMethod, InferenceMethodName
 
 Scale = Annotated[float, Field(ge=0.25, le=16)]
 
@@ -95,12 +96,8 @@ class SearchSection(Section):
 class InferenceSection(Section):
     """How the model answers: as it is, or with a method that needs no training (docs/inference_methods.md)."""
 
-    method: Literal["none", "reorder", "uniform_scale", "lpes", "ms_poe", "attention_buckets"] = Field(
-        "none",
-        description="reorder: the best-ranked document at the slot where the model does best, and so on; "
-        "uniform_scale: one RoPE scale for all layers; lpes: one for each layer, searched; ms_poe: one for each head, "
-        "by its attention to the prompt; attention_buckets: several RoPE bases, whose distributions are mixed. "
-        "The last two: engine hf only",
+    method: InferenceMethodName = Field(
+        "none", description="; ".join(f"{method.name}: {method.description}" for method in INFERENCE_METHODS.values())
     )
     scales: tuple[Scale, ...] = Field(
         (),
@@ -123,11 +120,26 @@ class InferenceSection(Section):
             raise ValueError(
                 "scales: 'lpes' needs one for each layer; for one scale, set inference.method to uniform_scale"
             )
-        if self.scales and self.method not in ("uniform_scale", "lpes"):
+        if self.scales and self.spec.changes != "scales":
             raise ValueError(f"scales: method '{self.method}' has none; set inference.method to uniform_scale or lpes")
         return self
+
+    @property
+    def spec(self) -> InferenceMethod:
+        """The method's entry in the table."""
+        return INFERENCE_METHODS[self.method]
+
+    @property
+    def reorders(self) -> bool:
+        """Whether documents are ordered by a curve that is measured before."""
+        return self.spec.changes == "order"
 
     @property
     def searches_scales(self) -> bool:
         """Whether the scales are searched before anything else runs."""
         return self.method == "lpes" and not self.scales
+
+    @property
+    def measures_slots(self) -> bool:
+        """Whether answers to training examples are measured by slot before the evaluation."""
+        return self.reorders or self.searches_scales

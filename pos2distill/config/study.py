@@ -115,7 +115,7 @@ class Study(Section):
     @model_validator(mode="after")
     def _evaluation_fits(self) -> "Study":
         evaluation, documents = self.evaluation, self.data.documents
-        if evaluation.distractor_orders > 1 and self.inference.method == "reorder":
+        if evaluation.distractor_orders > 1 and self.inference.reorders:
             raise ValueError(
                 f"evaluation.distractor_orders: {evaluation.distractor_orders}, but inference.method 'reorder' orders "
                 f"them; set 1"
@@ -145,18 +145,27 @@ class Study(Section):
     @model_validator(mode="after")
     def _measured_slots_exist(self) -> "Study":
         hops, inference = self.data.hops, self.inference
-        if (inference.method == "reorder" or inference.searches_scales) and len(hops) > 1:
+        if inference.measures_slots and len(hops) > 1:
             raise ValueError(f"inference.method: '{inference.method}' requires one number of hops (data.hops)")
         available = self.data.documents - hops[0] + 1
-        if self.method.advantageous_slot == "auto" or inference.method == "reorder":
+        if self.method.advantageous_slot == "auto" or inference.reorders:
             _check_count("method.auto_slots", self.method.auto_slots, available)
         # The default is lowered silently (`candidate_placements`).
         default = SearchSection.model_fields["slots"].default
         searched = inference.search.slots
         if inference.searches_scales and searched > max(available, default):
             raise ValueError(f"inference.search.slots: {searched} slots, but there are {available}; lower it")
-        if inference.method == "reorder" and self.method.auto_slots == 1:
+        if inference.reorders and self.method.auto_slots == 1:
             raise ValueError("method.auto_slots: 1, but inference.method 'reorder' compares at least 2 slots")
+        return self
+
+    @model_validator(mode="after")
+    def _measurements_have_examples(self) -> "Study":
+        if self.inference.measures_slots and not self.data.train_examples:
+            raise ValueError(
+                f"data.train_examples: 0, but inference.method '{self.inference.method}' measures on training "
+                f"examples; set for example data.train_examples=100 data.eval_fraction=0.5"
+            )
         return self
 
     @model_validator(mode="after")
@@ -174,18 +183,13 @@ class Study(Section):
 
     @model_validator(mode="after")
     def _engine_has_the_method(self) -> "Study":
-        if self.inference.method in ("ms_poe", "attention_buckets") and self.model.engine == "vllm":
+        changes = self.inference.spec.changes
+        if changes == "attention" and self.model.engine == "vllm":
             raise ValueError(
                 f"inference.method: '{self.inference.method}' changes attention in a way that vLLM does not support; "
                 f"set model.engine to hf"
             )
-        measured = self.inference.method == "reorder" or self.inference.searches_scales
-        if measured and not self.data.train_examples:
-            raise ValueError(
-                f"data.train_examples: 0, but inference.method '{self.inference.method}' measures on training "
-                f"examples; set for example data.train_examples=100 data.eval_fraction=0.5"
-            )
-        if self.inference.method not in ("none", "reorder") and self.model.engine == "openai":
+        if changes in ("scales", "attention") and self.model.engine == "openai":
             raise ValueError(
                 f"inference.method: '{self.inference.method}' changes the model, which a server keeps as it is; set "
                 f"model.engine to hf"
@@ -212,7 +216,7 @@ class Study(Section):
 
     @model_validator(mode="after")
     def _analysis_knows_the_method(self) -> "Study":
-        if self.analysis is not None and self.inference.method in ("reorder", "ms_poe", "attention_buckets"):
+        if self.analysis is not None and self.inference.spec.only_evaluated:
             raise ValueError(
                 f"analysis: it runs the model as it is, without inference.method '{self.inference.method}'; "
                 f"leave one of them out"

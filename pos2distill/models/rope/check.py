@@ -28,22 +28,23 @@ def check_inference(model: ModelSection, inference: InferenceSection) -> None:
     from pos2distill.models.load import empty_model, load_config
 
     stored = resolve_scales((), load_config(model), model.path)
-    if inference.method in ("none", "reorder") and not stored:
+    changes = inference.spec.changes
+    if changes in ("nothing", "order") and not stored:
         return
     lm = empty_model(model)
-    if inference.method in ("ms_poe", "attention_buckets"):
+    if changes == "attention":
         _require_plain_family(lm.config, inference.method, model.path)
     if inference.method == "ms_poe":
         _require_changed_layer(lm.config, inference.ms_poe.first_layer, model.path)
         apply_ms_poe(lm, inference.ms_poe, model.path)
     if inference.method == "attention_buckets":
         use_bases(lm, inference.bases, model.path)
-    if inference.method in ("uniform_scale", "lpes") and stored:
+    if changes == "scales" and stored:
         raise UserError(
             f"{model.path}: its config.json has RoPE scales by layer ({CONFIG_KEY}), which inference.method "
             f"'{inference.method}' would replace; set inference.method to none, or remove them from config.json"
         )
-    if inference.method in ("uniform_scale", "lpes") or stored:
+    if changes == "scales" or stored:
         scales = stored or resolve_scales(inference.scales or (1.0,), lm.config, model.path)
         scale_layers(lm, scales, model.path)
         if model.engine == "vllm":

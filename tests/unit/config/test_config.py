@@ -23,6 +23,8 @@ from pos2distill.config import (
     TrainingSection,
     fingerprint,
 )
+from pos2distill.config.inference import InferenceSection
+from pos2distill.config.inference_table import INFERENCE_METHODS, InferenceMethodName
 from pos2distill.config.load import load_recipe, make_recipe
 from pos2distill.config.method_table import MethodName
 from pos2distill.config.paths import project_root
@@ -783,6 +785,15 @@ def test_methods_table_has_every_name_once() -> None:
         assert spec.name == name
         assert spec.weights in spec.allowed_weights
         assert MethodSection(name=spec.name).spec is spec
+
+
+def test_inference_methods_table_has_every_name_once_and_settings_that_exist() -> None:
+    assert list(INFERENCE_METHODS) == list(get_args(InferenceMethodName))
+    for name, spec in INFERENCE_METHODS.items():
+        assert spec.name == name
+        assert set(spec.settings) <= set(InferenceSection.model_fields)
+    owned = {setting for spec in INFERENCE_METHODS.values() for setting in spec.settings}
+    assert owned == set(InferenceSection.model_fields) - {"method"}
 
 
 def test_sweep_cells_are_every_combination(load: Callable[..., Recipe]) -> None:
