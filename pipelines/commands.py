@@ -50,12 +50,13 @@ class Command:
     """One command.
 
     stages: all of its stages in the plan of one study, finished or not. run: runs those that are not finished and shows
-    the results. takes_sweeps: runs every study of a sweep; the others take one study. require: refuses to run while
-    results of other commands are missing.
+    the results. only_reads: runs no stage; its stages are those whose results it reads. takes_sweeps: runs every study
+    of a sweep; the others take one study. require: refuses to run while results of other commands are missing.
     """
 
     stages: Callable[[Plan], list[Stage]]
     run: Callable[..., object]
+    only_reads: bool = False
     takes_sweeps: bool = False
     require: Callable[[Recipe, Sequence[Cell]], None] = lambda *_: None
 
@@ -254,8 +255,9 @@ COMMANDS = {
     "analyse": Command(lambda plan: plan.stages_for_analyse, run_analyse),
     "sample": Command(lambda plan: plan.stages_for_sample, run_sample),
     "distill": Command(lambda plan: plan.stages_for_distill, run_distill, require=_require_samples),
-    # It runs none of them.
-    "report": Command(lambda plan: plan.reported_stages, run_report, takes_sweeps=True, require=_require_results),
+    "report": Command(
+        lambda plan: plan.reported_stages, run_report, only_reads=True, takes_sweeps=True, require=_require_results
+    ),
 }
 
 

@@ -48,14 +48,15 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
     """
     lines = []
     cells = plan_command(recipe, command)
-    if command != "report":  # it runs no stage
+    spec = COMMANDS[command]
+    if not spec.only_reads:
         for cell in cells:
-            preflight(cell.recipe, cell.plan, COMMANDS[command].stages(cell.plan))
-    COMMANDS[command].require(recipe, cells)
+            preflight(cell.recipe, cell.plan, spec.stages(cell.plan))
+    spec.require(recipe, cells)
     data: list[CheckedData] = []
     for cell in cells:
-        plan, stages = cell.plan, COMMANDS[command].stages(cell.plan)
-        if command != "report":
+        plan, stages = cell.plan, spec.stages(cell.plan)
+        if not spec.only_reads:
             checked = check_data(cell.recipe, plan, stages)
             data = data or checked  # of a sweep, that of its first study
         lines.append(f"# study {plan.fingerprint}, storage {cell.recipe.storage}{format_settings(cell.settings)}")

@@ -3,9 +3,9 @@
 The same step is made in several ways: with recomputed activations and one row at a time, so that one pass computes the
 losses and another the gradient; without recomputation; and with all rows in one pass. Each way runs in float32 and, if
 the CPU can multiply bfloat16, in bfloat16. Each variant runs in its own process, one after the other, and makes two
-steps; the time of the second counts. With several rounds the variants run in turn, the median of a variant's times
-counts, and the report has the interval over rounds of its speed relative to the first variant. Tokens per second count
-every row's tokens, including those that rows share and that are computed once.
+steps; the time of the second counts. Each runs once more for its memory. With several rounds the variants run in turn,
+the median of a variant's times counts, and the report has the interval over rounds of its speed relative to the first
+variant. Tokens per second count every row's tokens, including those that rows share and that are computed once.
 
   python -m examples.smollm2.make_model
   python -m benchmarks.real.step --output benchmarks/real/step_NAME.json
@@ -170,7 +170,7 @@ def summarise(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, A
             "peak_over_first": result["peak_gib"] / first["peak_gib"],
         }
         if len(first_R) > 1:
-            summary[name]["speed_by_round"] = ratio(first_R, np.asarray(result["seconds_by_round"]))
+            summary[name]["speed_ratio"] = ratio(first_R, np.asarray(result["seconds_by_round"]))
     return summary
 
 
@@ -184,6 +184,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=VARIANTS, metavar="VARIANT", help="of all variants, time these")
     parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error(f"--rounds: expected at least 1, got {options.rounds}")
     torch.set_num_threads(os.cpu_count() or 1)
     if options.variant:
         print(json.dumps(measure(VARIANTS[options.variant], options.model)))
@@ -201,7 +203,9 @@ def main() -> None:
         print(json.dumps(profiled["operations"][:12], indent=2))
         return
     arguments = ("--model", str(options.model), "--output", str(options.output))
-    results = measure_in_turn(options.only or list(VARIANTS), options.rounds, arguments)
+    # A variant that is named twice is measured once.
+    names = list(dict.fromkeys(options.only or VARIANTS))
+    results = measure_in_turn(names, options.rounds, arguments)
     check_losses(results)
     report: dict[str, Any] = {
         "problem": PROBLEM,

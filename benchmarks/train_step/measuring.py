@@ -106,7 +106,7 @@ def run_in_own_process(module: str, *arguments: str, returns_memory: bool = True
 
     Args:
         returns_memory: let glibc return blocks of 1 MiB and more to the system when they are freed, so that peaks are
-            comparable. A step on a CPU then takes longer, by about a quarter.
+            comparable. A step on a CPU then takes longer, by a quarter or more.
     """
     command = [sys.executable, "-m", module, *arguments]
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1048576"} if returns_memory else None

@@ -67,7 +67,7 @@ def _loss(curve: Curve, known: Curve | None = None) -> str:
 
 def _gap_chance(before: Curve, after: Curve, paired: Mapping[str, Any]) -> str:
     """A remark if the GAP may not have changed."""
-    if before.gap == after.gap:
+    if format_points(before.gap) == format_points(after.gap):
         return ""
     low, high = paired["gap_change_ci95"]
     return " (a change that may be chance)" if low <= 0 <= high else ""

@@ -24,8 +24,8 @@ from pos2distill.models.packing import PackedRows
 PACKED = {"sdpa": "packed_sdpa", "eager": "packed_eager", "flash_attention_2": "packed_varlen"}
 """For each attention implementation of transformers, the name under which its packed version is registered."""
 
-_WHOLE_OVER_SHARED = 2.5
-"""A row behind a shared prefix is computed whole, without a mask, if it is at least this many times as long.
+_MAX_RECOMPUTED_FRACTION = 0.4
+"""A row behind a shared prefix is computed whole, without a mask, if the prefix is at most this fraction of it.
 
 For L own and P shared tokens, a kernel computes (L + P)^2 / 2 scores without a mask and L (L + P) with one, which are
 equal for P = L. The queries of the prefix are copied too, so that on a CPU both ways take the same time at 40 % of a
@@ -139,7 +139,7 @@ def packed_varlen(
     # flash-attn computes in half precision; transformers 5.19 names the dtype to use for float32 states.
     if target_dtype is not None:
         query, key, value = query.to(target_dtype), key.to(target_dtype), value.to(target_dtype)
-    key, value = packed_rows.all_keys(key), packed_rows.all_keys(value)
+    key, value = packed_rows.concatenated_rows(key), packed_rows.concatenated_rows(value)
     value_size = value.shape[-1]
     if value_size != key.shape[-1]:
         # flash-attn 2 requires values of the keys' head size; some models have smaller values.
@@ -202,9 +202,9 @@ def _attend_row_by_row(
     outputs = []
     for row, shared in enumerate(packed_rows.shared_lengths):
         window_covers_row = window is None or packed_rows.row_length(row) <= window
-        is_faster_whole = packed_rows.row_length(row) >= _WHOLE_OVER_SHARED * shared
+        is_faster_whole = shared <= _MAX_RECOMPUTED_FRACTION * packed_rows.row_length(row)
         if causal_without_mask and window_covers_row and is_faster_whole:
-            # torch's `is_causal` aligns the first query with the first key, so the queries of the prefix come along.
+            # torch's `is_causal` aligns the first query with the first key, so the queries of the prefix are included.
             whole_query = packed_rows.whole_row(query_spans, row)
             output, _ = kernel(module, whole_query, keys[row], values[row], None, **settings)
             outputs.append(output[:, shared:])

@@ -80,7 +80,7 @@ class PackedRows:
         first, *others = [spans[index] for index in self.row_spans[row]]
         return torch.cat([first, *others], 2) if others else first
 
-    def all_keys(self, states: Tensor) -> Tensor:
+    def concatenated_rows(self, states: Tensor) -> Tensor:
         """The concatenation of `whole_rows`, (1, heads, sum of K, D)."""
         # The packed sequence then is this concatenation already, and nothing has to be copied.
         if not any(self.shared_lengths):

@@ -79,7 +79,7 @@ def test_whole_rows_restore_every_row(rows: list[tuple[list[int], int]]) -> None
     ):
         states = what[None, None, :, None]
         assert [row.flatten().tolist() for row in batch.packed.whole_rows(states)] == expected
-        assert batch.packed.all_keys(states).flatten().tolist() == [each for row in expected for each in row]
+        assert batch.packed.concatenated_rows(states).flatten().tolist() == [each for row in expected for each in row]
     assert sum(batch.packed.query_lengths) == len(batch.input_ids_S) <= batch.packed.key_start_B1[-1]
     assert batch.input_ids_S[batch.logit_index_T + 1].tolist() == np.concatenate(responses).tolist()
 
