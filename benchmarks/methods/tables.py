@@ -240,6 +240,21 @@ TABLES = {
         ),
         REAL_VARIANTS,
     ),
+    # Six examples in a batch, with two of three slots each: nearly every slot has several rows (98 %), so that position
+    # weights differ from equal ones. 30 steps, as in the table above.
+    "few_slots": Table(
+        "facts_smollm2",
+        (
+            "data.documents=4",
+            "data.eval_examples=120",
+            "evaluation.slots=[0, 1, 2, 3]",
+            "evaluation.seed=0",
+            "evaluation.reference_prompts=false",
+            "training.global_batch_rows=18",
+            "training.epochs=2",
+        ),
+        (BASE, trained("kl+align", "method.name=kl+align"), trained("kl", "method.name=kl")),
+    ),
     # `python -m examples.smollm2.facts runs/facts.jsonl.gz --records 1600`
     "facts_gpu": Table(
         "facts_smollm2",
