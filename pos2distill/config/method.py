@@ -54,6 +54,7 @@ class MethodSection(Section):
     rounds: int = Field(
         default_factory=lambda settings: _spec_of(settings).rounds,
         ge=1,
+        le=100,
         description="on-policy methods: how often the student answers and is then trained on its answers. "
         "Default: 2; 1 for other methods",
     )

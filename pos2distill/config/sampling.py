@@ -21,6 +21,7 @@ class SamplingSection(Section):
     candidates: int = Field(
         1,
         ge=1,
+        le=1000,
         description="responses that are sampled for a prompt; the one that agrees most with the others is taken "
         "(SeaLong, docs/methods.md)",
     )

@@ -180,6 +180,8 @@ SETTINGS = [
     ),
     ("method.teacher=topk method.teacher_slot=random", "method.teacher_slot: 'random', but teacher 'topk' knows the"),
     ("method.name=r1-on-policy method.teacher=topk", "method.teacher: 'topk' stores what the sampler knows"),
+    ("method.name=r1-on-policy method.rounds=1000000", "method.rounds: input should be less than or equal to 100"),
+    ("sampling.candidates=1000000000", "sampling.candidates: input should be less than or equal to 1000"),
     ("sampling.candidates=0", "sampling.candidates: input should be greater than or equal to 1"),
     ("sampling.candidates=4 sampling.temperature=0", "sampling.candidates: 4 greedy responses would all be the same"),
     ("evaluation.slots=[9]", "evaluation.slots: 9 is not one of the slots 0 to 3"),

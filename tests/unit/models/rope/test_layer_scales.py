@@ -32,6 +32,7 @@ from pos2distill.models.packing import collate
 from pos2distill.models.rope.curves import CONFIG_KEY
 from pos2distill.models.rope.layer_scales import resolve_scales, scale_layers
 from tests.support.models import HEADS, SMALL, build_model, draw_tokens
+from tests.support.rope import head_errors, rotate_by_hand
 
 SCALES = (1.0, 1.5)
 IDS_BL = torch.tensor([draw_tokens((40,), seed=1)[0].tolist()])
@@ -59,24 +60,6 @@ def recorded_rotations(monkeypatch: pytest.MonkeyPatch, modeling: ModuleType) ->
     with monkeypatch.context() as patch:
         patch.setattr(modeling, "apply_rotary_pos_emb", record)
         yield calls
-
-
-def rotate_by_hand(state: Tensor, scale: float, theta: float = 10_000.0) -> Tensor:
-    """Each pair (i, i + D/2) of a head is turned by position / scale * theta^(-2i/D), in float64."""
-    size = state.shape[-1]
-    turned = state.double().clone()
-    for position in range(state.shape[-2]):
-        for i in range(size // 2):
-            angle = torch.tensor(position / scale * theta ** (-2 * i / size), dtype=torch.float64)
-            one, other = state[..., position, i].double(), state[..., position, i + size // 2].double()
-            turned[..., position, i] = one * angle.cos() - other * angle.sin()
-            turned[..., position, i + size // 2] = other * angle.cos() + one * angle.sin()
-    return turned
-
-
-def head_errors(state: Tensor, exact: Tensor) -> Tensor:
-    """Of every head (of shape L, D): the norm of the error relative to the norm of the head."""
-    return (state.double() - exact).norm(dim=(-2, -1)) / exact.norm(dim=(-2, -1))
 
 
 def test_scaled_layers_rotate_each_head_by_its_own_scale(tiny: ModelSection, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from pos2distill.sampling.engines.hf import HfEngine
 from pos2distill.sampling.engines.protocol import SamplingParams
 from tests.support.engines import hf_engine
 from tests.support.models import HEADS, SMALL, build_model, draw_tokens
+from tests.support.rope import head_errors, rotate_by_hand
 
 IDS_BL = torch.tensor([draw_tokens((24,), seed=1)[0].tolist()])
 
@@ -118,13 +119,37 @@ def test_rows_of_a_batch_do_not_depend_on_each_other(tiny: ModelSection) -> None
     assert answers(engine, prompts) == [answers(engine, [prompt])[0] for prompt in prompts]
 
 
-def rotate_by_hand(states_LD: Tensor, scale: float, theta: float = 10_000.0) -> Tensor:
-    """One head: each pair (i, i + D/2) is turned by position / scale * theta^(-2i/D)."""
-    length, size = states_LD.shape
-    i = torch.arange(size // 2)
-    angle = torch.arange(length)[:, None] / scale * theta ** (-2 * i / size)
-    one, other = states_LD[:, : size // 2], states_LD[:, size // 2 :]
-    return torch.cat([one * angle.cos() - other * angle.sin(), other * angle.cos() + one * angle.sin()], dim=1)
+def test_queries_and_keys_of_every_layer_and_head_against_a_rotation_that_is_written_out(tiny: ModelSection) -> None:
+    lm: Any = load_model(tiny)
+    state = apply_ms_poe(lm, MsPoeSection(first_layer=0), "m")
+    state.begin(torch.ones_like(IDS_BL))
+    kernel, rotated, plain = state.kernel, [], []
+
+    def record_rotated(module: Any, query: Tensor, key: Tensor, *args: Any, **settings: Any) -> tuple[Tensor, Any]:
+        rotated.append((query[0], key[0]))
+        return kernel(module, query, key, *args, **settings)  # type: ignore[no-any-return]
+
+    def record_plain(module: Any, args: Any, kwargs: dict[str, Tensor]) -> None:
+        states = kwargs["hidden_states"][0]
+        # (heads, L, D) each
+        plain.append(
+            [project(states).unflatten(1, (-1, 8)).swapaxes(0, 1) for project in (module.q_proj, module.k_proj)]
+        )
+
+    state.kernel = record_rotated
+    for layer in lm.model.layers:
+        layer.self_attn.register_forward_pre_hook(record_plain, with_kwargs=True)
+    with torch.no_grad():
+        lm(IDS_BL)
+    assert len(rotated) == len(plain) == 2
+    for index in range(2):
+        scales = state.scales[index][0].tolist()
+        assert len(set(scales)) == 2  # two groups of two heads each
+        for states, exact_states in zip(rotated[index], plain[index], strict=True):
+            heads = len(states)
+            for head in range(heads):
+                exact = rotate_by_hand(exact_states[head], scales[head * 2 // heads])
+                assert head_errors(states[head], exact) < 1e-6
 
 
 def test_each_group_of_heads_is_rotated_by_its_own_scale(tiny: ModelSection, monkeypatch: pytest.MonkeyPatch) -> None:
