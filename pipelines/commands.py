@@ -32,8 +32,8 @@ from .results.report import (
     reported_fingerprint,
     write_analysis,
 )
+from .scaled_config import SCALED_CONFIG_FOLDER
 from .stage_runner import driver_lease, run_stages
-from .stages.search_scales import EXPORT_FOLDER
 from .stages.stage import Stage
 from .terminal import (
     format_settings,
@@ -128,7 +128,9 @@ def run_evaluate(
         print_evaluation(name if method == "none" else f"{name} with {method}", evaluation)
     if len(evaluations) == 1 and _made_with_other_settings(recipe, plan, plan.distill):
         print("no checkpoint of these settings; the storage has one of others")
-    print_paths(page=f"{recipe.storage}/evaluation/index.html", **_scales_path(plan))
+    folder = f"{recipe.storage}/evaluation"
+    scales = {"scales": f"{folder}/{SCALED_CONFIG_FOLDER}"} if plan.study.inference.scales else _scales_path(plan)
+    print_paths(page=f"{folder}/index.html", **scales)
     if gate is not None:
         # The last is that of the checkpoint, or of the base model while there is no checkpoint.
         check_evaluation(gate, plan.study, list(evaluations.values())[-1], compared)
@@ -294,7 +296,7 @@ def _trained_paths(recipe: Recipe, plan: Plan) -> dict[str, str]:
 def _scales_path(plan: Plan) -> dict[str, str]:
     """The config with the scales that a search has found, if there was one."""
     search = plan.search_scales
-    return {} if search is None else {"scales": f"{search.artifact.url}/{EXPORT_FOLDER}"}
+    return {} if search is None else {"scales": f"{search.artifact.url}/{SCALED_CONFIG_FOLDER}"}
 
 
 def _report_sweep(recipe: Recipe, cells: Sequence[Cell]) -> None:

@@ -10,6 +10,7 @@ from pos2distill.evaluation.result import Evaluation, to_evaluation
 from pos2distill.store.checkpoint_layout import model_url
 
 from ..plan import Plan
+from ..scaled_config import SCALED_CONFIG_FOLDER, scaled_config_files
 from ..stages.answers import read_predictions, read_refused
 from ..stages.resolve import resolve_auto_settings
 from ..stages.stage import Stage
@@ -20,6 +21,8 @@ from .report import TaskResults, describe_run, provenance_or_now, read_search, r
 def write_evaluations(recipe: Recipe, plan: Plan) -> dict[str, Evaluation]:
     """Write `evaluation/`: index.html, summary.json, curves.csv and pictures.
 
+    If RoPE scales are given in the settings, also the model's config with these.
+
     Returns: see `read_evaluations`.
     """
     evaluations = read_evaluations(recipe, plan)
@@ -28,6 +31,10 @@ def write_evaluations(recipe: Recipe, plan: Plan) -> dict[str, Evaluation]:
     else:
         # Two models are compared as in the report.
         files = render_report(report_inputs(recipe, plan))
+    scales = plan.study.inference.scales
+    if scales:
+        for name, content in scaled_config_files(plan.study.model, scales).items():
+            files[f"{SCALED_CONFIG_FOLDER}/{name}"] = content
     write_folder(recipe.storage, "evaluation", files, "summary.json", _summarise(recipe, plan, evaluations))
     return evaluations
 

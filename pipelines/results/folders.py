@@ -20,14 +20,16 @@ def write_folder(storage: str, name: str, files: Mapping[str, bytes], index: str
     """Write a folder of a storage, and first keep the one that shows other results.
 
     Args:
-        files: content by file name. index: the name of the JSON file; content: its content.
+        files: content by file name, which may contain a folder. index: the name of the JSON file; content: its content.
     """
     fs, root = open_url(storage, "runtime.storage")
     with storage_errors(storage, "runtime.storage"):
         _keep_other(storage, name, index, content)
         fs.makedirs(f"{root}/{name}", exist_ok=True)
         for file, data in files.items():
-            write_bytes(fs, f"{root}/{name}/{file}", data)
+            path = f"{root}/{name}/{file}"
+            fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            write_bytes(fs, path, data)
         # Last, since its fingerprints say that the folder is complete.
         write_json(fs, f"{root}/{name}/{index}", content)
 

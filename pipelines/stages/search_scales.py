@@ -13,10 +13,8 @@ import pydantic
 
 from pos2distill.config import ModelSection, Study
 from pos2distill.config.restrict import replace_section, restrict
-from pos2distill.evaluation.report import render_scales_card
 from pos2distill.literal_paths import list_matching
-from pos2distill.models.files import is_hub_name
-from pos2distill.models.rope.curves import CONFIG_KEY, Genome, scales_of
+from pos2distill.models.rope.curves import Genome, scales_of
 from pos2distill.models.rope.search import Candidate, best, fitness, next_genomes
 from pos2distill.sampling.prompting import PromptSpec
 from pos2distill.sampling.scale_search import ScaledAccuracy
@@ -26,6 +24,7 @@ from pos2distill.tasks.permutations import candidate_placements
 
 from ..artifact_names import ROPE_SCALES
 from ..progress import show_stage
+from ..scaled_config import SCALED_CONFIG_FOLDER, scaled_config_files
 from .answers import PROMPT_FIELDS
 from .plan_context import PlanContext
 from .prepare import TRAIN, count_training, training_examples
@@ -33,8 +32,6 @@ from .stage import RunContext, Stage, recorded_seconds
 
 _FIELDS = (*PROMPT_FIELDS, "seed", "inference.search", "evaluation.max_new_tokens")
 _GENERATIONS = "generations"
-EXPORT_FOLDER = "config"
-"""The folder of the artifact with the config that has the scales."""
 # The first generation has at least the unscaled model. A later one is empty where every proposal was known, as with a
 # mutation_step that is rounded to no change.
 _FIRST = pydantic.TypeAdapter(Annotated[list[Candidate], pydantic.Field(min_length=1)])
@@ -120,16 +117,11 @@ def _search(stage: Stage, context: RunContext, layers: int) -> list[list[Candida
 
 
 def _export(stage: Stage, scales: Sequence[float]) -> None:
-    """Write the model's config with the scales, and how others use it. The weights stay the same; none are copied."""
-    from pos2distill.models.load import load_config
-
-    artifact, model = stage.artifact, stage.study.model
-    config = load_config(model)
-    setattr(config, CONFIG_KEY, list(scales))
-    artifact.fs.makedirs(f"{artifact.path}/{EXPORT_FOLDER}", exist_ok=True)
-    write_bytes(artifact.fs, f"{artifact.path}/{EXPORT_FOLDER}/config.json", config.to_json_string().encode())
-    card = render_scales_card(model, scales, is_hub_name=is_hub_name(model.path))
-    write_bytes(artifact.fs, f"{artifact.path}/{EXPORT_FOLDER}/README.md", card.encode())
+    artifact = stage.artifact
+    folder = f"{artifact.path}/{SCALED_CONFIG_FOLDER}"
+    artifact.fs.makedirs(folder, exist_ok=True)
+    for name, content in scaled_config_files(stage.study.model, scales).items():
+        write_bytes(artifact.fs, f"{folder}/{name}", content)
 
 
 def _layers(model: ModelSection) -> int:

@@ -17,6 +17,7 @@ from pipelines.executors import build_executor
 from pipelines.plan import Plan, make_plan
 from pipelines.progress import show_stage
 from pipelines.stages import search_scales
+from pipelines.stages.prepare import EVALUATION, TRAIN, read_prepared
 from pipelines.stages.stage import RunContext
 from pos2distill.config import ModelSection, Recipe
 from pos2distill.config.inference import InferenceSection
@@ -270,6 +271,50 @@ def test_search_asks_training_questions_alone(small_toy: Make, tmp_path: Path) -
     # Whatever is evaluated, the search is the same, because it reads no evaluation question.
     assert plan.search_scales.fingerprint == other.search_scales.fingerprint
     assert plan.evaluate_base.fingerprint != other.evaluate_base.fingerprint
+
+
+def test_search_answers_training_questions_alone(
+    make_recipe: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered: set[str] = set()
+
+    class Recording(search_scales.ScaledAccuracy):
+        async def __call__(self, scales: tuple[float, ...]) -> list[float]:
+            for batch in self.batches:
+                answered.update(batch["example_id"].to_pylist())
+            return await super().__call__(scales)
+
+    monkeypatch.setattr(search_scales, "ScaledAccuracy", Recording)
+    recipe = make_recipe(
+        model={"engine": "fake"},
+        inference={"method": "lpes", "search": SEARCH},
+        runtime={"executor": "local", "storage": str(tmp_path / "recorded")},
+    )
+    plan = make_plan(recipe)
+    assert plan.search_scales is not None
+    plan.prepare.run(plan.prepare, context_of(recipe))
+    plan.search_scales.run(plan.search_scales, context_of(recipe))
+    train, held_out = (
+        set(read_prepared(plan.prepare.artifact, file, ["example_id"])["example_id"].to_pylist())
+        for file in (TRAIN, EVALUATION)
+    )
+    assert len(answered) == min(SEARCH["examples"], len(train))
+    assert answered <= train
+    assert not answered & held_out
+
+
+def test_evaluate_with_given_scales_writes_the_config_that_has_them(
+    make_recipe: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe(
+        inference={"method": "uniform_scale", "scales": [1.5]},
+        runtime={"executor": "local", "storage": str(tmp_path / "given")},
+    )
+    run_evaluate(recipe)
+    folder = tmp_path / "given" / "evaluation" / "config"
+    assert f"scales      {folder}" in capsys.readouterr().out.splitlines()
+    assert json.loads((folder / "config.json").read_text())[CONFIG_KEY] == [1.5, 1.5]
+    assert f'{CONFIG_KEY}": [1.5, 1.5]' in (folder / "README.md").read_text()
 
 
 def test_study_with_scales_exports_a_model_that_has_them(make_recipe: Make, tmp_path: Path) -> None:
