@@ -6,6 +6,7 @@ streamed: memory holds one record, or a batch of rows.
 
 import difflib
 import functools
+import glob
 import hashlib
 import json
 import os
@@ -141,21 +142,33 @@ def data_bytes(url: str) -> int:
 
 
 def data_files(url: str) -> list[str]:
-    """The file itself, or those that a pattern matches, such as `folder/*.parquet`. Only `*` matches others."""
+    """The file itself, or those that a pattern matches, such as `folder/*.parquet`. Only `*` matches others.
+
+    As in a shell, hidden names are matched only by a pattern that has their dot, and links are followed.
+    """
     if "*" not in url or url.startswith(("http://", "https://")):  # a web server lists no files
         return [url]
     with _one_line_errors(url):
-        fs, pattern = open_url(url, "data.path")
-        is_local = isinstance(fs, LocalFileSystem)
-        if is_local and os.path.exists(pattern):
-            return [url]
-        pattern = re.sub(r"[\[?]", r"[\g<0>]", pattern)
-        files = [path for path, info in fs.glob(pattern, detail=True).items() if info["type"] != "directory"]
-        # As in a shell, `*` matches no hidden file, such as those of macOS (`._questions.jsonl`).
-        found = sorted(path for path in files if not path.rsplit("/", 1)[-1].startswith("."))
+        fs, path = open_url(url, "data.path")
+        pattern = re.sub(r"[\[?]", r"[\g<0>]", path)
+        if not isinstance(fs, LocalFileSystem):
+            found = [fs.unstrip_protocol(each) for each in _remote_files(fs, pattern)]
+        elif os.path.exists(path):
+            found = [url]
+        else:
+            # fsspec 2026.9 follows no links to folders. A set, since a pattern with two `**` finds a file twice.
+            found = sorted({each for each in glob.glob(pattern, recursive=True) if not os.path.isdir(each)})
     if not found:
         raise UserError(f"{url}: matches no file (data.path)")
-    return found if is_local else [fs.unstrip_protocol(path) for path in found]
+    return found
+
+
+def _remote_files(fs: fsspec.AbstractFileSystem, pattern: str) -> list[str]:
+    """The paths of the files that a pattern matches, sorted."""
+    found = fs.glob(pattern, detail=True)
+    files = [path for path, info in found.items() if info["type"] != "directory"]
+    # `*` of fsspec matches hidden names too, such as those of macOS (`._questions.jsonl`).
+    return sorted(path for path in files if path.count("/.") == pattern.count("/."))
 
 
 @functools.lru_cache(maxsize=256)
