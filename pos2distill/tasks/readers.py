@@ -187,31 +187,41 @@ def _one_line_errors(url: str) -> Iterator[None]:
         except FileNotFoundError as error:
             if why_not_found(error):
                 raise
+            if error.filename and os.path.islink(error.filename):
+                target = os.path.realpath(error.filename)
+                raise UserError(f"{url}: is a link to '{target}', which is missing (data.path)") from None
             raise UserError(f"{url}: no such file (data.path){_nearest_file(url)}") from None
         except (ValueError, ImportError) as error:  # fsspec: an unknown protocol, or one whose package is not installed
             raise UserError(f"{url}: cannot be opened ({error})") from None
 
 
 def _nearest_file(url: str) -> str:
-    """A hint with the file of records in the same folder whose name is most similar.
-
-    Names are compared without the endings of files of records, which are often equal (`nq.jsonl.gz`: `nq`); the whole
-    names decide between files that differ in nothing else.
-    """
+    """A hint with the file of records in the same folder whose name is most similar."""
     try:
         fs, path = fsspec.url_to_fs(url)
         entries = fs.ls(fs._parent(path), detail=True)
     except (OSError, ValueError):  # ValueError: for a text that is not a URL
         return ""
-    wanted = path.rsplit("/", 1)[-1]
     names = sorted(entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] != "directory")
-    stems = {name: _stem(name) for name in names if _stem(name) != name.lower() and not name.startswith(".")}
-    # Without everything behind the first dot if the ending may be misspelt.
-    typed = (_stem(wanted), wanted.lower().partition(".")[0])
-    near = [each for text in typed for each in difflib.get_close_matches(text, stems.values(), n=1)][:1]
-    alike = [name for name, stem in stems.items() if stem in near]
-    nearest = difflib.get_close_matches(wanted, alike, n=1, cutoff=0.0)
-    return f"; did you mean '{nearest[0]}'?" if nearest else ""
+    shown = [name for name in names if not name.startswith(".")]
+    nearest = _most_similar(path.rsplit("/", 1)[-1], shown)
+    return f"; did you mean '{nearest}'?" if nearest else ""
+
+
+def _most_similar(wanted: str, names: Sequence[str]) -> str | None:
+    """The other name of a file of records that is most similar, if one is.
+
+    Names are compared without the endings of files of records, which are often equal (`nq.jsonl.gz`: `nq`); the whole
+    names decide between files that differ in nothing else.
+    """
+    stems = {name: _stem(name) for name in names if name != wanted and _stem(name) != name.lower()}
+    # The second: without everything behind the first dot, as the ending may be misspelt.
+    for text in (_stem(wanted), wanted.lower().partition(".")[0]):
+        near = difflib.get_close_matches(text, stems.values(), n=1)
+        if near:
+            alike = [name for name, stem in stems.items() if stem == near[0]]
+            return difflib.get_close_matches(wanted, alike, n=1, cutoff=0.0)[0]
+    return None
 
 
 def _stem(name: str) -> str:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pos2distill.errors import UserError
-from pos2distill.tasks.readers import array_records, file_digest, read_records
+from pos2distill.tasks.readers import _most_similar, array_records, file_digest, read_records
 
 RECORD = {"question": "Größe 😀?", "answers": ["42"], "score": 1.5, "count": 3}
 
@@ -140,7 +140,37 @@ def test_read_records_suggests_a_file_of_records(tmp_path: Path, typed: str, nea
     assert str(error.value) == f"{tmp_path}/{typed}: no such file (data.path){hint}"
 
 
+@pytest.mark.parametrize(
+    ("wanted", "names", "nearest"),
+    [
+        ("nq.json", ["nq.jsonl", "nq.parquet"], "nq.jsonl"),
+        ("nq.parquet.gz", ["nq.jsonl", "nq.parquet"], "nq.parquet"),
+        ("nq.jsnl", ["mq.png", "nq.jsonl.gz"], "nq.jsonl.gz"),
+        ("nq.jsonl", ["nq.jsonl"], None),
+        ("nq.jsonl", ["nq.jsonl", "nq.jsonl.gz"], "nq.jsonl.gz"),
+        ("nq.jsonl", ["questions.jsonl"], None),
+        ("nq.jsonl", [], None),
+    ],
+)
+def test_most_similar_compares_stems_and_never_finds_the_name_itself(
+    wanted: str, names: list[str], nearest: str | None
+) -> None:
+    assert _most_similar(wanted, names) == nearest
+
+
 # --- files that cannot be read
+
+
+@pytest.mark.parametrize("use", [read, file_digest])
+@pytest.mark.parametrize("path", ["broken.jsonl", "*.jsonl"])
+def test_read_records_and_file_digest_name_the_missing_target_of_a_link(
+    tmp_path: Path, use: Callable[[str], Any], path: str
+) -> None:
+    (tmp_path / "broken.jsonl").symlink_to("gone.jsonl")
+    with pytest.raises(UserError) as caught:
+        use(f"{tmp_path}/{path}")
+    line = f"{tmp_path}/broken.jsonl: is a link to '{tmp_path}/gone.jsonl', which is missing (data.path)"
+    assert str(caught.value) == line
 
 
 UNPAIRED = "contains an unpaired surrogate (\\ud800 to \\udfff alone), which is not a character"
