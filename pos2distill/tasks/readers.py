@@ -23,7 +23,7 @@ from fsspec.utils import infer_compression
 from pos2distill.errors import UserError
 from pos2distill.tasks.compressed import DECOMPRESSION_ERRORS, explain_error, open_decompressed
 from pos2distill.tasks.parquet_records import parquet_records
-from pos2distill.urls import open_url, storage_errors, why_not_found
+from pos2distill.urls import open_url, require_listable, storage_errors, why_not_found
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of UTF-8
 _BLANKS = _BYTE_ORDER_MARK + b" \t\r\n"
@@ -151,6 +151,7 @@ def data_files(url: str) -> list[str]:
     with _one_line_errors(url):
         fs, path = open_url(url, "data.path")
         pattern = re.sub(r"[\[?]", r"[\g<0>]", path)
+        require_listable(fs, path.partition("*")[0].rpartition("/")[0] or "/")
         if not isinstance(fs, LocalFileSystem):
             found = [fs.unstrip_protocol(each) for each in _remote_files(fs, pattern)]
         elif os.path.exists(path):

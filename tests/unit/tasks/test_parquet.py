@@ -16,6 +16,7 @@ from pos2distill.errors import UserError
 from pos2distill.tasks.datasets import load_split, read_examples
 from pos2distill.tasks.readers import data_bytes, data_files, file_digest, read_records
 from tests.support.hub_server import hub_server, use_hub
+from tests.support.privileges import respecting_modes
 from tests.support.tiny import write_examples
 
 
@@ -183,6 +184,19 @@ def test_read_records_of_a_pattern_that_matches_nothing(tmp_path: Path) -> None:
     (tmp_path / "a*.jsonl").write_text('{"a": 1}')
     (tmp_path / "ab.jsonl").write_text('{"a": 2}')
     assert list(read_records(f"{tmp_path}/a*.jsonl")) == [("line 1", {"a": 1})]  # a file of that very name
+
+
+def test_data_files_of_a_pattern_in_a_folder_that_may_not_be_read(tmp_path: Path) -> None:
+    folder = tmp_path / "closed"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text("{}")
+    folder.chmod(0)
+    with respecting_modes(), pytest.raises(UserError) as caught:
+        data_files(f"{folder}/*.jsonl")
+    reason = "cannot be used (Permission denied) (data.path); check the permissions of the file and of its folder"
+    assert str(caught.value) == f"{folder}/*.jsonl: {reason}"
+    folder.chmod(0o700)
+    assert data_files(f"{folder}/*.jsonl") == [f"{folder}/a.jsonl"]
 
 
 def test_read_records_of_a_pattern_in_a_folder_with_other_special_characters(tmp_path: Path) -> None:
