@@ -66,10 +66,11 @@ _REMOTE_FIXES = {
 }
 
 
-_STATUS_OF_MISSING = (404, 410)  # not there, no longer there
-# Further ones about one file: being written, changed meanwhile, shorter than what was asked for.
-_STATUS_OF_FILE = (*_STATUS_OF_MISSING, 409, 412, 416)
-_STATUS_OF_REFUSAL = (400, 401, 403)  # S3 answers HEAD with 400, without a reason, where a token has expired
+# Not there, being written, no longer there, changed meanwhile, shorter than what was asked for.
+_STATUS_OF_FILE = (404, 409, 410, 412, 416)
+
+# Codes of S3 with status 400. The answer to HEAD has no code, and botocore gives its status instead.
+_CREDENTIAL_CODES = ("400", "ExpiredToken", "InvalidToken", "TokenRefreshRequired")
 
 # The operating system's words for a full disk: all that Rust libraries (safetensors) and Ray Data keep of the error.
 _DISK_WORDS = ("No space left on device", "Disk quota exceeded")
@@ -101,11 +102,6 @@ def find_refusal(error: BaseException) -> BaseException | None:
             return chain
         chain = chain.__cause__ or chain.__context__
     return None
-
-
-def is_missing(error: BaseException) -> bool:
-    """Whether a server says that it has no such file."""
-    return _status_of(error) in _STATUS_OF_MISSING
 
 
 def error_text(error: BaseException) -> str:
@@ -147,7 +143,15 @@ def _general_fix(error: BaseException) -> str:
     for part, text in _REMOTE_FIXES.items():
         if part in name:
             return text
-    return _CREDENTIALS if _status_of(error) in _STATUS_OF_REFUSAL else ""
+    return _CREDENTIALS if _is_about_credentials(error) else ""
+
+
+def _is_about_credentials(error: BaseException) -> bool:
+    """Whether S3 refuses, as its codes say, what the request was signed with."""
+    response = getattr(error, "response", None)
+    if not isinstance(response, Mapping):
+        return False
+    return _status_of(error) in (401, 403) or response.get("Error", {}).get("Code") in _CREDENTIAL_CODES
 
 
 def is_permanent(error: BaseException) -> bool:

@@ -68,6 +68,7 @@ def test_refuses_access_is_about_rights_and_settings_and_not_about_what_is_missi
     assert refuses_access(PermissionError(13, "Permission denied"))
     assert not refuses_access(of_s3("NoSuchKey", 404))
     assert not refuses_access(of_s3("InvalidRange", 416))
+    assert not refuses_access(of_s3("ConditionalRequestConflict", 409))
     assert not refuses_access(of_s3("SlowDown", 503))
     assert not refuses_access(EndpointConnectionError(endpoint_url="http://x"))
     assert not refuses_access(FileNotFoundError(2, "No such file or directory"))
