@@ -66,8 +66,9 @@ _REMOTE_FIXES = {
 }
 
 
-# Not there, being written, no longer there, changed meanwhile, shorter than what was asked for.
-_STATUS_OF_FILE = (404, 409, 410, 412, 416)
+_STATUS_OF_MISSING = (404, 410)  # not there, no longer there
+# Others about one file: being written, changed meanwhile, shorter than what was asked for.
+_STATUS_OF_FILE = (*_STATUS_OF_MISSING, 409, 412, 416)
 
 # Codes of S3 with status 400. The answer to HEAD has no code, and botocore gives its status instead.
 _CREDENTIAL_CODES = ("400", "ExpiredToken", "InvalidToken", "TokenRefreshRequired")
@@ -102,6 +103,11 @@ def find_refusal(error: BaseException) -> BaseException | None:
             return chain
         chain = chain.__cause__ or chain.__context__
     return None
+
+
+def is_missing(error: BaseException) -> bool:
+    """Whether a server says that it has no such file."""
+    return _status_of(error) in _STATUS_OF_MISSING
 
 
 def error_text(error: BaseException) -> str:

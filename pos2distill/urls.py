@@ -16,7 +16,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import TransientError, UserError
-from pos2distill.faults import error_file, error_text, find_refusal, fix_hint, is_fault, is_permanent
+from pos2distill.faults import error_file, error_text, find_refusal, fix_hint, is_fault, is_missing, is_permanent
 
 _ANSWER_SECONDS = 10.0
 
@@ -84,7 +84,7 @@ def why_not_found(error: BaseException) -> BaseException | None:
     cause = error.__cause__
     if not isinstance(error, FileNotFoundError) or cause is None or isinstance(cause, FileNotFoundError):
         return None
-    return cause if is_fault(cause) else None
+    return cause if is_fault(cause) and not is_missing(cause) else None
 
 
 def _address(url: str) -> str | None:

@@ -38,6 +38,7 @@ _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<unpaired>u[dD][89a-fA-F])|.)",
     re.DOTALL,
 )
+_WEB = ("http://", "https://")  # how URLs of web servers begin, which list no files
 _PARQUET_MAGIC = b"PAR1"
 _ENDINGS = re.compile(r"(?<=.)(\.(jsonl?|ndjson|parquet|gz|bz2|xz|zip))+$")  # of files of records
 _JSON_STARTS = (b"{", b"[", b" ", b"\t", b"\r", b"\n")  # what a file of records can begin with
@@ -146,7 +147,7 @@ def data_files(url: str) -> list[str]:
 
     As in a shell, hidden names are matched only by a pattern that has their dot, and links are followed.
     """
-    if "*" not in url or url.startswith(("http://", "https://")):  # a web server lists no files
+    if "*" not in url or url.startswith(_WEB):
         return [url]
     with _one_line_errors(url):
         fs, path = open_url(url, "data.path")
@@ -198,6 +199,8 @@ def _one_line_errors(url: str) -> Iterator[None]:
 
 def _nearest_file(url: str) -> str:
     """A hint with the file of records in the same folder whose name is most similar."""
+    if url.startswith(_WEB):
+        return ""
     try:
         fs, path = fsspec.url_to_fs(url)
         entries = fs.ls(fs._parent(path), detail=True)

@@ -1,10 +1,12 @@
 import gzip
 import io
 import json
+import threading
 import tracemalloc
 import uuid
 import zipfile
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +198,39 @@ def test_read_records_and_file_digest_refuse_unreadable_files(
     (tmp_path / "data.jsonl").write_text(json.dumps(RECORD))
     with pytest.raises(UserError, match=message):
         use(name if "://" in name else f"{tmp_path}/{name}")
+
+
+class _Refusing(BaseHTTPRequestHandler):
+    """Answers with the status that the path begins with; lists no folder."""
+
+    def do_GET(self) -> None:  # the names are those of http.server
+        first = self.path.split("/")[1]
+        self.send_error(int(first) if first.isdigit() and not self.path.endswith("/") else 403)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("404/data.jsonl", "no such file (data.path)"),
+        ("410/data.jsonl.gz", "no such file (data.path)"),
+        ("403/data.jsonl", "cannot be used (403, message='Forbidden'"),
+        ("500/data.jsonl", "cannot be used (500, message='Internal Server Error'"),
+    ],
+)
+def test_file_digest_tells_a_missing_file_of_a_web_server_from_a_refused_one(path: str, reason: str) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/{path}"
+        with pytest.raises(UserError) as caught:
+            file_digest(url)
+        server.shutdown()
+    assert str(caught.value).startswith(f"{url}: {reason}")
+    assert "did you mean" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
