@@ -20,6 +20,7 @@ import ijson
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import infer_compression
 
+from pos2distill.config.formats import stem
 from pos2distill.errors import UserError
 from pos2distill.tasks.compressed import DECOMPRESSION_ERRORS, explain_error, open_decompressed
 from pos2distill.tasks.parquet_records import parquet_records
@@ -40,7 +41,6 @@ _ESCAPE = re.compile(
 )
 _WEB = ("http://", "https://")  # how URLs of web servers begin, which list no files
 _PARQUET_MAGIC = b"PAR1"
-_ENDINGS = re.compile(r"(?<=.)(\.(jsonl?|ndjson|parquet|gz|bz2|xz|zip))+$")  # of files of records
 _JSON_STARTS = (b"{", b"[", b" ", b"\t", b"\r", b"\n")  # what a file of records can begin with
 _CHUNK_BYTES = 64 << 10  # of an array, read at a time
 _MAX_NESTED = 5_000  # brackets that a chunk opens and does not close; ijson's time is quadratic in the depth
@@ -218,19 +218,14 @@ def _most_similar(wanted: str, names: Sequence[str]) -> str | None:
     Names are compared without the endings of files of records, which are often equal (`nq.jsonl.gz`: `nq`); the whole
     names decide between files that differ in nothing else.
     """
-    stems = {name: _stem(name) for name in names if name != wanted and _stem(name) != name.lower()}
+    stems = {name: stem(name) for name in names if name != wanted and stem(name) != name.lower()}
     # The second: without everything behind the first dot, as the ending may be misspelt.
-    for text in (_stem(wanted), wanted.lower().partition(".")[0]):
+    for text in (stem(wanted), wanted.lower().partition(".")[0]):
         near = difflib.get_close_matches(text, stems.values(), n=1)
         if near:
-            alike = [name for name, stem in stems.items() if stem == near[0]]
+            alike = [name for name, compared in stems.items() if compared == near[0]]
             return difflib.get_close_matches(wanted, alike, n=1, cutoff=0.0)[0]
     return None
-
-
-def _stem(name: str) -> str:
-    """A name in lower case, without the endings of files of records."""
-    return _ENDINGS.sub("", name.lower())
 
 
 def _check_kind(start: bytes, url: str) -> None:
