@@ -66,7 +66,12 @@ _REMOTE_FIXES = {
 }
 
 
-_STATUS_OF_MISSING = (404, 410, 416)  # not there, no longer there, shorter than what was asked for
+_STATUS_OF_MISSING = (404, 410)  # not there, no longer there
+# Others about one file: being written, changed meanwhile, shorter than what was asked for.
+_STATUS_OF_FILE = (*_STATUS_OF_MISSING, 409, 412, 416)
+
+# Codes of S3 with status 400. The answer to HEAD has no code, and botocore gives its status instead.
+_CREDENTIAL_CODES = ("400", "ExpiredToken", "InvalidToken", "TokenRefreshRequired")
 
 # The operating system's words for a full disk: all that Rust libraries (safetensors) and Ray Data keep of the error.
 _DISK_WORDS = ("No space left on device", "Disk quota exceeded")
@@ -84,18 +89,25 @@ def is_fault(error: BaseException) -> bool:
 
 
 def refuses_access(error: BaseException) -> bool:
-    """Whether the error, or one that it was raised from, says that a storage refuses to be read as it is set up.
+    """Whether a storage refuses to be read as it is set up; what is stored may be whole. See `find_refusal`."""
+    return find_refusal(error) is not None
 
-    Rights or credentials are missing, or a setting is wrong; what is stored may be whole.
-    """
+
+def find_refusal(error: BaseException) -> BaseException | None:
+    """The error, or that one which it was raised from, that says that rights, credentials or a setting are wrong."""
     chain: BaseException | None = error
     while chain is not None:
         is_remote = type(chain).__module__.partition(".")[0] in _REMOTE_PACKAGES
-        is_about_file = _status_of(chain) in _STATUS_OF_MISSING
+        is_about_file = _status_of(chain) in _STATUS_OF_FILE
         if isinstance(chain, PermissionError) or (is_remote and is_permanent(chain) and not is_about_file):
-            return True
+            return chain
         chain = chain.__cause__ or chain.__context__
-    return False
+    return None
+
+
+def is_missing(error: BaseException) -> bool:
+    """Whether a server says that it has no such file."""
+    return _status_of(error) in _STATUS_OF_MISSING
 
 
 def error_text(error: BaseException) -> str:
@@ -137,7 +149,15 @@ def _general_fix(error: BaseException) -> str:
     for part, text in _REMOTE_FIXES.items():
         if part in name:
             return text
-    return ""
+    return _CREDENTIALS if _is_about_credentials(error) else ""
+
+
+def _is_about_credentials(error: BaseException) -> bool:
+    """Whether S3 refuses, as its codes say, what the request was signed with."""
+    response = getattr(error, "response", None)
+    if not isinstance(response, Mapping):
+        return False
+    return _status_of(error) in (401, 403) or response.get("Error", {}).get("Code") in _CREDENTIAL_CODES
 
 
 def is_permanent(error: BaseException) -> bool:

@@ -16,7 +16,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import TransientError, UserError
-from pos2distill.faults import error_file, error_text, fix_hint, is_fault, is_permanent
+from pos2distill.faults import error_file, error_text, find_refusal, fix_hint, is_fault, is_missing, is_permanent
 
 _ANSWER_SECONDS = 10.0
 
@@ -60,6 +60,9 @@ def storage_errors(url: str, setting: str) -> Iterator[None]:
         cause = why_not_found(error) or error
         if not is_fault(cause):
             raise
+        if not is_permanent(cause):
+            # s3fs 2026.9 makes botocore's errors OSErrors, which lack the status.
+            cause = find_refusal(cause) or cause
         kind = UserError if is_permanent(cause) else TransientError
         reason = f"{error_text(cause)}{error_file(cause, url)}"
         raise kind(f"{url}: cannot be used ({reason}) ({setting}){fix_hint(cause, url)}") from None
@@ -81,7 +84,7 @@ def why_not_found(error: BaseException) -> BaseException | None:
     cause = error.__cause__
     if not isinstance(error, FileNotFoundError) or cause is None or isinstance(cause, FileNotFoundError):
         return None
-    return cause if is_fault(cause) else None
+    return cause if is_fault(cause) and not is_missing(cause) else None
 
 
 def _address(url: str) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
+from pos2distill.config.formats import data_name, stem
 from pos2distill.config.load import make_recipe
 from pos2distill.config.model import checkpoint_of
 from pos2distill.config.recipe import Recipe
@@ -73,7 +74,6 @@ def _name(model: str, data: str) -> str:
     if checkpoint is not None:
         storage, fingerprint = checkpoint
         model = f"{storage}-{fingerprint[:8]}"
-    for text in (model, data):
-        stem = re.sub(r"(\.(jsonl?|parquet|gz|bz2|xz|zip))+$", "", PurePosixPath(text.rstrip("/")).name)
-        parts.append(re.sub(r"[^a-z0-9_.-]+", "-", stem.lower()).strip("-_."))
+    for name in (PurePosixPath(model).name, data_name(data)):
+        parts.append(re.sub(r"[^a-z0-9_.-]+", "-", stem(name)).strip("-_."))
     return "-".join(part for part in parts if part) or "evaluation"

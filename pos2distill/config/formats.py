@@ -3,8 +3,12 @@
 A new format is one entry of `_ALL`, and a parser in `tasks/formats.py` unless an existing one reads it.
 """
 
+import re
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal
+
+_ENDINGS = re.compile(r"(?<=.)(\.(jsonl?|ndjson|parquet|gz|bz2|xz|zip))+$")  # of files of records
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +69,20 @@ if TYPE_CHECKING:
     FormatName = str
 else:
     FormatName = Literal[tuple(FORMATS)]
+
+
+def data_name(path: str) -> str:
+    """The name of a data file; of a pattern what follows from its first `*`, and the folder before if it is needed."""
+    parts = PurePosixPath(path).parts
+    patterns = [index for index, part in enumerate(parts) if "*" in part]
+    if not patterns:
+        return PurePosixPath(path).name
+    first = patterns[0]
+    if parts[first].startswith("*"):
+        first = max(0, first - 1)
+    return str(PurePosixPath(*parts[first:]))
+
+
+def stem(name: str) -> str:
+    """A name in lower case, without the endings of files of records."""
+    return _ENDINGS.sub("", name.lower())

@@ -165,7 +165,18 @@ def _hint_for_list(field: _Field, given: Any, root: type[Section]) -> str:
         is_web = any(str(each).startswith(("http://", "https://")) for each in given)
         return "" if is_web else "; for several files, use a pattern with *"
     can_be_swept = "sweep" in root.model_fields and field.dotted in dotted_names(Study)
-    return f"; to try several, set sweep.{field.dotted}" if can_be_swept else ""
+    if can_be_swept and all(_is_valid(each, field.annotation) for each in given):
+        return f"; to try several with `study`, set sweep.{field.dotted}"
+    return ""
+
+
+def _is_valid(value: Any, annotation: Any) -> bool:
+    """Whether a value has this type."""
+    try:
+        TypeAdapter(annotation).validate_python(value)
+    except ValidationError:
+        return False
+    return True
 
 
 def _nearest_choice(problems: Sequence[Any], given: Any) -> str:
@@ -236,11 +247,7 @@ def _describe_type(problem: Any, field: _Field) -> str:
 def _example_list(annotation: Any, given: Any) -> str:
     """The given value as a list, if that is valid: `1` as [1], `0,9` as [0, 9]."""
     parts = [part.strip() for part in given.split(",")] if isinstance(given, str) else [given]
-    try:
-        TypeAdapter(annotation).validate_python(parts)
-    except ValidationError:
-        return "[0, 9]"
-    return f"[{', '.join(map(str, parts))}]"
+    return f"[{', '.join(map(str, parts))}]" if _is_valid(parts, annotation) else "[0, 9]"
 
 
 def _find_field(location: tuple[int | str, ...], root: type[Section]) -> _Field:

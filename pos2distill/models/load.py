@@ -23,7 +23,7 @@ from transformers import (
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
-from pos2distill.faults import error_text, fix_hint, refuses_access
+from pos2distill.faults import error_file, error_text, find_refusal, fix_hint
 from pos2distill.models.attention import PACKED, leave_out_cudnn, register_kernels
 from pos2distill.models.files import local_folder
 from pos2distill.models.rope.layer_scales import resolve_scales, scale_layers
@@ -56,8 +56,16 @@ def load_config(model: ModelSection, *, folder: str | None = None) -> Any:
             ) from error
         if not Path(folder, "config.json").exists():
             raise UserError(f"{model.path}: holds no config.json{_model_inside(folder)}") from error
-        remedy = fix_hint(error) if refuses_access(error) else ""
-        raise UserError(f"{model.path}: no usable config.json: {error_text(error)}{remedy}") from error
+        _raise_if_refused(model.path, error)
+        raise UserError(f"{model.path}: no usable config.json: {error_text(error)}") from error
+
+
+def _raise_if_refused(path: str, error: Exception) -> None:
+    """Name the file of a model that may not be read: the classes of transformers read others than their own too."""
+    refusal = find_refusal(error)
+    if refusal is not None:
+        reason = f"{error_text(refusal)}{error_file(refusal, path)}"
+        raise UserError(f"{path}: cannot be used ({reason}) (model.path){fix_hint(refusal, path)}") from error
 
 
 @contextmanager
@@ -97,8 +105,8 @@ def load_tokenizer(model: ModelSection) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=model.trust_remote_code)
     except Exception as error:  # tokenizers 0.23 raises plain `Exception` for a file that it cannot read
-        remedy = fix_hint(error) if refuses_access(error) else "; copy its files again"
-        raise UserError(f"{model.path}: no usable tokenizer: {error_text(error)}{remedy}") from error
+        _raise_if_refused(model.path, error)
+        raise UserError(f"{model.path}: no usable tokenizer: {error_text(error)}; copy its files again") from error
     # A tokenizer may know another length than the model, whose context is checked for every prompt. By this entry,
     # transformers 5.19 does not print its own warning.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True

@@ -5,10 +5,10 @@ import heapq
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import PurePosixPath
 from typing import Literal
 
 from pos2distill.config import DataSection
+from pos2distill.config.formats import data_name
 from pos2distill.errors import UserError
 from pos2distill.randomness import derive_generator, derive_seed
 from pos2distill.records import Document, Example
@@ -41,20 +41,8 @@ def dataset_name(data: DataSection) -> str:
     """The name that results carry: that of the published format, or of one's own file."""
     if data.format == "nq_oracle":
         return "nq-oracle-random-distractors"
-    name = _file_name(data.path) if data.format == "jsonl" else data.format
+    name = data_name(data.path) if data.format == "jsonl" else data.format
     return f"{name}-random-distractors" if _draws_distractors(data) else name
-
-
-def _file_name(path: str) -> str:
-    """The name of a data file; of a pattern what follows from its first `*`, and the folder before if it is needed."""
-    parts = PurePosixPath(path).parts
-    patterns = [index for index, part in enumerate(parts) if "*" in part]
-    if not patterns:
-        return parts[-1]
-    first = patterns[0]
-    if parts[first].startswith("*"):
-        first = max(0, first - 1)
-    return "/".join(parts[first:])
 
 
 def load_split(data: DataSection, *, documents: int, seed: int, eval_seed: int | None = None) -> Split:

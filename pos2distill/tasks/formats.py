@@ -348,7 +348,8 @@ def _strings(record: dict[str, Any], name: str, location: str) -> tuple[str, ...
     if isinstance(single, str):
         hint = "put it in a list"
         # As pandas and spreadsheets write lists. In a list, the brackets would be a part of an answer.
-        if single.lstrip().startswith(("['", '["')):
+        text = single.strip()
+        if text.startswith("[") and text.endswith("]"):
             hint = "it is a list that became text; write a JSON list"
         raise UserError(f"{location}, {name}: expected a list, got {single!r:.80}; {hint}")
     values = _field(record, name, list, location)

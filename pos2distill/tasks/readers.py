@@ -6,6 +6,7 @@ streamed: memory holds one record, or a batch of rows.
 
 import difflib
 import functools
+import glob
 import hashlib
 import json
 import os
@@ -19,10 +20,11 @@ import ijson
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import infer_compression
 
+from pos2distill.config.formats import stem
 from pos2distill.errors import UserError
 from pos2distill.tasks.compressed import DECOMPRESSION_ERRORS, explain_error, open_decompressed
 from pos2distill.tasks.parquet_records import parquet_records
-from pos2distill.urls import open_url, storage_errors, why_not_found
+from pos2distill.urls import open_url, require_listable, storage_errors, why_not_found
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of UTF-8
 _BLANKS = _BYTE_ORDER_MARK + b" \t\r\n"
@@ -37,8 +39,8 @@ _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<unpaired>u[dD][89a-fA-F])|.)",
     re.DOTALL,
 )
+_WEB = ("http://", "https://")  # how URLs of web servers begin, which list no files
 _PARQUET_MAGIC = b"PAR1"
-_ENDINGS = re.compile(r"(?<=.)(\.(jsonl?|ndjson|parquet|gz|bz2|xz|zip))+$")  # of files of records
 _JSON_STARTS = (b"{", b"[", b" ", b"\t", b"\r", b"\n")  # what a file of records can begin with
 _CHUNK_BYTES = 64 << 10  # of an array, read at a time
 _MAX_NESTED = 5_000  # brackets that a chunk opens and does not close; ijson's time is quadratic in the depth
@@ -141,21 +143,34 @@ def data_bytes(url: str) -> int:
 
 
 def data_files(url: str) -> list[str]:
-    """The file itself, or those that a pattern matches, such as `folder/*.parquet`. Only `*` matches others."""
-    if "*" not in url or url.startswith(("http://", "https://")):  # a web server lists no files
+    """The file itself, or those that a pattern matches, such as `folder/*.parquet`. Only `*` matches others.
+
+    As in a shell, hidden names are matched only by a pattern that has their dot, and links are followed.
+    """
+    if "*" not in url or url.startswith(_WEB):
         return [url]
     with _one_line_errors(url):
-        fs, pattern = open_url(url, "data.path")
-        is_local = isinstance(fs, LocalFileSystem)
-        if is_local and os.path.exists(pattern):
-            return [url]
-        pattern = re.sub(r"[\[?]", r"[\g<0>]", pattern)
-        files = [path for path, info in fs.glob(pattern, detail=True).items() if info["type"] != "directory"]
-        # As in a shell, `*` matches no hidden file, such as those of macOS (`._questions.jsonl`).
-        found = sorted(path for path in files if not path.rsplit("/", 1)[-1].startswith("."))
+        fs, path = open_url(url, "data.path")
+        pattern = re.sub(r"[\[?]", r"[\g<0>]", path)
+        require_listable(fs, path.partition("*")[0].rpartition("/")[0] or "/")
+        if not isinstance(fs, LocalFileSystem):
+            found = [fs.unstrip_protocol(each) for each in _remote_files(fs, pattern)]
+        elif os.path.exists(path):
+            found = [url]
+        else:
+            # fsspec 2026.9 follows no links to folders. A set, since a pattern with two `**` finds a file twice.
+            found = sorted({each for each in glob.glob(pattern, recursive=True) if not os.path.isdir(each)})
     if not found:
         raise UserError(f"{url}: matches no file (data.path)")
-    return found if is_local else [fs.unstrip_protocol(path) for path in found]
+    return found
+
+
+def _remote_files(fs: fsspec.AbstractFileSystem, pattern: str) -> list[str]:
+    """The paths of the files that a pattern matches, sorted."""
+    found = fs.glob(pattern, detail=True)
+    files = [path for path, info in found.items() if info["type"] != "directory"]
+    # `*` of fsspec matches hidden names too, such as those of macOS (`._questions.jsonl`).
+    return sorted(path for path in files if path.count("/.") == pattern.count("/."))
 
 
 @functools.lru_cache(maxsize=256)
@@ -174,36 +189,43 @@ def _one_line_errors(url: str) -> Iterator[None]:
         except FileNotFoundError as error:
             if why_not_found(error):
                 raise
+            if error.filename and os.path.islink(error.filename):
+                target = os.path.realpath(error.filename)
+                raise UserError(f"{url}: is a link to '{target}', which is missing (data.path)") from None
             raise UserError(f"{url}: no such file (data.path){_nearest_file(url)}") from None
         except (ValueError, ImportError) as error:  # fsspec: an unknown protocol, or one whose package is not installed
             raise UserError(f"{url}: cannot be opened ({error})") from None
 
 
 def _nearest_file(url: str) -> str:
-    """A hint with the file of records in the same folder whose name is most similar.
-
-    Names are compared without the endings of files of records, which are often equal (`nq.jsonl.gz`: `nq`); the whole
-    names decide between files that differ in nothing else.
-    """
+    """A hint with the file of records in the same folder whose name is most similar."""
+    if url.startswith(_WEB):
+        return ""
     try:
         fs, path = fsspec.url_to_fs(url)
         entries = fs.ls(fs._parent(path), detail=True)
     except (OSError, ValueError):  # ValueError: for a text that is not a URL
         return ""
-    wanted = path.rsplit("/", 1)[-1]
     names = sorted(entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] != "directory")
-    stems = {name: _stem(name) for name in names if _stem(name) != name.lower() and not name.startswith(".")}
-    # Without everything behind the first dot if the ending may be misspelt.
-    typed = (_stem(wanted), wanted.lower().partition(".")[0])
-    near = [each for text in typed for each in difflib.get_close_matches(text, stems.values(), n=1)][:1]
-    alike = [name for name, stem in stems.items() if stem in near]
-    nearest = difflib.get_close_matches(wanted, alike, n=1, cutoff=0.0)
-    return f"; did you mean '{nearest[0]}'?" if nearest else ""
+    shown = [name for name in names if not name.startswith(".")]
+    nearest = _most_similar(path.rsplit("/", 1)[-1], shown)
+    return f"; did you mean '{nearest}'?" if nearest else ""
 
 
-def _stem(name: str) -> str:
-    """A name in lower case, without the endings of files of records."""
-    return _ENDINGS.sub("", name.lower())
+def _most_similar(wanted: str, names: Sequence[str]) -> str | None:
+    """The other name of a file of records that is most similar, if one is.
+
+    Names are compared without the endings of files of records, which are often equal (`nq.jsonl.gz`: `nq`); the whole
+    names decide between files that differ in nothing else.
+    """
+    stems = {name: stem(name) for name in names if name != wanted and stem(name) != name.lower()}
+    # The second: without everything behind the first dot, as the ending may be misspelt.
+    for text in (stem(wanted), wanted.lower().partition(".")[0]):
+        near = difflib.get_close_matches(text, stems.values(), n=1)
+        if near:
+            alike = [name for name, compared in stems.items() if compared == near[0]]
+            return difflib.get_close_matches(wanted, alike, n=1, cutoff=0.0)[0]
+    return None
 
 
 def _check_kind(start: bytes, url: str) -> None:

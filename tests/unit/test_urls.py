@@ -3,9 +3,10 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from botocore.exceptions import EndpointConnectionError, NoCredentialsError, ProfileNotFound
+from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError, ProfileNotFound
 from gcsfs.retry import HttpError
 from google.auth.exceptions import DefaultCredentialsError
+from s3fs.errors import translate_boto_error
 
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
@@ -76,6 +77,32 @@ def test_storage_errors_tell_what_may_pass_from_what_does_not(error: Exception, 
     with pytest.raises(UserError) as raised, storage_errors("s3://b", "data.path"):
         raise error
     assert isinstance(raised.value, TransientError) is is_transient
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "reason", "is_transient"),
+    [
+        ("400", 400, "cannot be used (An error occurred (400) when calling the HeadObject operation: Why)", False),
+        ("InvalidToken", 400, "cannot be used (An error occurred (InvalidToken) when calling", False),
+        ("ExpiredToken", 400, "cannot be used (Why)", False),
+        ("AccessDenied", 403, "cannot be used (Why)", False),
+        ("SlowDown", 503, "cannot be used (Why)", True),
+        ("OperationAborted", 409, "cannot be used (Why)", True),
+        ("PreconditionFailed", 412, "cannot be used (Why)", True),
+    ],
+)
+def test_storage_errors_looks_for_the_refusal_of_s3_behind_an_error_of_s3fs(
+    code: str, status: int, reason: str, is_transient: bool
+) -> None:
+    refusal = ClientError(
+        {"Error": {"Code": code, "Message": "Why"}, "ResponseMetadata": {"HTTPStatusCode": status}},  # type: ignore[typeddict-item]
+        "HeadObject",
+    )
+    with pytest.raises(UserError) as raised, storage_errors("s3://b", "data.path"):
+        raise translate_boto_error(refusal)
+    assert str(raised.value).startswith(f"s3://b: {reason}")
+    assert isinstance(raised.value, TransientError) is is_transient
+    assert str(raised.value).endswith(CREDENTIALS) is not is_transient
 
 
 @pytest.mark.parametrize("error", [UserError("its own line"), ValueError("a fault of ours")])

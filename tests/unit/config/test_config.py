@@ -331,8 +331,8 @@ def test_metric_must_fit_the_prompt(load: Callable[..., Recipe]) -> None:
         ),
         (
             "training.learning_rate=[1.0e-3, 3.0e-4]",
-            "training.learning_rate: input should be a valid number, got [0.001, 0.0003]; to try several, set "
-            "sweep.training.learning_rate",
+            "training.learning_rate: input should be a valid number, got [0.001, 0.0003]; to try several with `study`, "
+            "set sweep.training.learning_rate",
         ),
         ("runtime.samplers.max=[1, 2]", "runtime.samplers.max: input should be a valid integer, got [1, 2]"),
         (
@@ -383,6 +383,28 @@ def test_load_recipe_reports_field_and_remedy_of_a_bad_value(
         load(override)
     assert str(caught.value).startswith(f"command line: {message}")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "suggests_sweep"),
+    [
+        ("seed=[1, 2]", True),
+        ("method.name=[r1, sft]", True),
+        ("method.name=[r1, nope]", False),
+        ("sampling.temperature=[hot, cold]", False),
+        ("evaluation.slots=[a, b]", False),
+        ("training.lora=[1, 2]", False),
+        ("runtime.samplers.max=[1, 2]", False),
+    ],
+)
+def test_load_recipe_suggests_a_sweep_over_valid_values_only(
+    load: Callable[..., Recipe], override: str, suggests_sweep: bool
+) -> None:
+    with pytest.raises(UserError) as caught:
+        load(override)
+    hint = f"; to try several with `study`, set sweep.{override.partition('=')[0]}"
+    assert str(caught.value).endswith(hint) is suggests_sweep
+    assert ("sweep" in str(caught.value)) is suggests_sweep
 
 
 def test_load_recipe_names_the_file_of_a_bad_value(load: Callable[..., Recipe], tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ def test_a_checkpoint_that_may_not_be_read_is_not_called_corrupt(
     assert "corrupt" not in error
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"])
 def test_a_file_of_a_checkpoint_that_may_not_be_read_is_not_called_corrupt(
     recipe: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,7 +250,9 @@ def test_a_file_of_a_checkpoint_that_may_not_be_read_is_not_called_corrupt(
     with respecting_modes():
         assert command_line.main(["study", recipe]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert "Permission denied; check the permissions of the file and of its folder" in error
+    assert "Permission denied" in error
+    assert f"/model/{name}" in error
+    assert "; check the permissions of the file and of its folder" in error
     assert "corrupt" not in error
 
 

@@ -234,8 +234,19 @@ def test_dry_run_warns_of_a_model_that_cannot_read_the_data(capsys: pytest.Captu
 
 
 def test_results_of_a_file_are_in_a_folder_without_its_suffixes() -> None:
-    for name in ("q.jsonl", "q.json", "q.jsonl.gz", "q.parquet"):
+    for name in ("q.jsonl", "q.json", "q.jsonl.gz", "q.parquet", "q.ndjson", "Q.JSONL.GZ"):
         assert evaluation_recipe("a/base", f"data/{name}").name == "base-q"
+
+
+def test_results_of_a_pattern_are_named_after_its_folder_if_it_has_no_name() -> None:
+    for pattern, name in (
+        ("real/*.jsonl", "real"),
+        ("/data/raw/*.jsonl", "raw"),
+        ("raw/v1/*/q.jsonl", "v1-q"),
+        ("raw/part-*.jsonl.gz", "part"),
+        ("/*.jsonl", None),
+    ):
+        assert evaluation_recipe("a/base", pattern).name == (f"base-{name}" if name else "base")
 
 
 def test_results_of_a_checkpoint_are_named_after_its_run() -> None:

@@ -143,6 +143,8 @@ def test_dataset_name_shows_random_distractors() -> None:
     assert dataset_name(section("s3://bucket/mine/part-*.jsonl", format="jsonl")) == "part-*.jsonl"
     assert dataset_name(section("s3://bucket/mine/*.jsonl", format="jsonl")) == "mine/*.jsonl"
     assert dataset_name(section("*.jsonl", format="jsonl")) == "*.jsonl"
+    assert dataset_name(section("/*.jsonl", format="jsonl")) == "/*.jsonl"
+    assert dataset_name(section("/data/*.jsonl", format="jsonl")) == "data/*.jsonl"
     assert dataset_name(section("data/mine/*/part.jsonl", format="jsonl")) == "mine/*/part.jsonl"
     assert dataset_name(section("mine/*/*.jsonl", format="jsonl")) == "mine/*/*.jsonl"
     assert dataset_name(hotpot("x")) == "hotpotqa"

@@ -407,6 +407,15 @@ def test_reasons_and_formats_are_all_in_the_docs() -> None:
             {**GENERIC, "answers": "['42']"},
             """line 1, answers: expected a list, got "['42']"; it is a list that became text; write a JSON list""",
         ),
+        (
+            {**GENERIC, "answers": "[42]"},
+            "line 1, answers: expected a list, got '[42]'; it is a list that became text; write a JSON list",
+        ),
+        (
+            {**GENERIC, "answers": " [ '0'] "},
+            """line 1, answers: expected a list, got " [ '0'] "; it is a list that became text; write a JSON list""",
+        ),
+        ({**GENERIC, "answers": "[42"}, "line 1, answers: expected a list, got '[42'; put it in a list"),
         ({**GENERIC, "answers": None}, "line 1, answers: expected a list, got null"),
         ({**GENERIC, "answers": ["42", 42]}, "line 1, answers[1]: expected text, got 42"),
         ({**GENERIC, "answers": []}, "line 1, answers: empty; expected at least one answer"),

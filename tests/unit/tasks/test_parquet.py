@@ -1,6 +1,7 @@
 """Data in Parquet: the same examples as from JSON Lines."""
 
 import json
+import uuid
 from pathlib import Path
 
 import fsspec
@@ -15,6 +16,7 @@ from pos2distill.errors import UserError
 from pos2distill.tasks.datasets import load_split, read_examples
 from pos2distill.tasks.readers import data_bytes, data_files, file_digest, read_records
 from tests.support.hub_server import hub_server, use_hub
+from tests.support.privileges import respecting_modes
 from tests.support.tiny import write_examples
 
 
@@ -184,6 +186,19 @@ def test_read_records_of_a_pattern_that_matches_nothing(tmp_path: Path) -> None:
     assert list(read_records(f"{tmp_path}/a*.jsonl")) == [("line 1", {"a": 1})]  # a file of that very name
 
 
+def test_data_files_of_a_pattern_in_a_folder_that_may_not_be_read(tmp_path: Path) -> None:
+    folder = tmp_path / "closed"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text("{}")
+    folder.chmod(0)
+    with respecting_modes(), pytest.raises(UserError) as caught:
+        data_files(f"{folder}/*.jsonl")
+    reason = "cannot be used (Permission denied) (data.path); check the permissions of the file and of its folder"
+    assert str(caught.value) == f"{folder}/*.jsonl: {reason}"
+    folder.chmod(0o700)
+    assert data_files(f"{folder}/*.jsonl") == [f"{folder}/a.jsonl"]
+
+
 def test_read_records_of_a_pattern_in_a_folder_with_other_special_characters(tmp_path: Path) -> None:
     folder = tmp_path / "data [v1]?"
     folder.mkdir()
@@ -192,13 +207,42 @@ def test_read_records_of_a_pattern_in_a_folder_with_other_special_characters(tmp
     assert [record["a"] for _, record in read_records(f"{folder}/*.jsonl")] == ["a", "b"]
 
 
-def test_read_records_of_a_pattern_follows_links_and_leaves_out_hidden_files(tmp_path: Path) -> None:
-    stored = tmp_path / "stored"
-    stored.write_text('{"a": 1}')
-    (tmp_path / "link.jsonl").symlink_to(stored)
-    (tmp_path / "._link.jsonl").write_text("attributes that macOS keeps")
-    (tmp_path / "folder.jsonl").mkdir()
-    assert list(read_records(f"{tmp_path}/*.jsonl")) == [("link.jsonl, line 1", {"a": 1})]
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("*", ["a.jsonl", "link.jsonl"]),
+        ("*/q.jsonl", ["linked/q.jsonl", "plain/q.jsonl"]),
+        ("**/q.jsonl", ["linked/q.jsonl", "plain/q.jsonl"]),
+        ("**/**/a.jsonl", ["a.jsonl"]),
+        (".*.jsonl", [".hidden.jsonl"]),
+        (".h*/q.jsonl", [".h/q.jsonl"]),
+        ("*/.r.jsonl", ["plain/.r.jsonl"]),
+    ],
+)
+def test_data_files_of_a_pattern_are_those_of_a_shell(tmp_path: Path, pattern: str, expected: list[str]) -> None:
+    folder = tmp_path / "data"
+    for name in ("plain/q.jsonl", "plain/.r.jsonl", ".h/q.jsonl", ".h/.r.jsonl", "a.jsonl", ".hidden.jsonl"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("{}")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "q.jsonl").write_text("{}")
+    (folder / "linked").symlink_to(tmp_path / "elsewhere")
+    (folder / "link.jsonl").symlink_to(folder / "a.jsonl")
+    assert data_files(f"{folder}/{pattern}") == [f"{folder}/{name}" for name in expected]
+    assert data_files(f"file://{folder}/{pattern}") == [f"{folder}/{name}" for name in expected]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [("*/q.jsonl", ["plain/q.jsonl"]), (".h*/q.jsonl", [".h/q.jsonl"]), ("*/.r.jsonl", ["plain/.r.jsonl"])],
+)
+def test_data_files_of_a_remote_pattern_are_hidden_only_where_it_is(pattern: str, expected: list[str]) -> None:
+    root = f"memory://{uuid.uuid4().hex}"
+    for name in ("plain/q.jsonl", "plain/.r.jsonl", ".h/q.jsonl", ".h/.r.jsonl"):
+        with fsspec.open(f"{root}/{name}", "wb") as file:
+            file.write(b"{}")
+    found = data_files(f"{root}/{pattern}")
+    assert [path.removeprefix("memory://").lstrip("/").partition("/")[2] for path in found] == expected
 
 
 def test_read_records_names_the_folders_of_files_with_one_name(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 import gzip
 import io
 import json
+import threading
 import tracemalloc
 import uuid
 import zipfile
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pos2distill.errors import UserError
-from pos2distill.tasks.readers import array_records, file_digest, read_records
+from pos2distill.tasks.readers import _most_similar, array_records, file_digest, read_records
 
 RECORD = {"question": "Größe 😀?", "answers": ["42"], "score": 1.5, "count": 3}
 
@@ -140,7 +142,37 @@ def test_read_records_suggests_a_file_of_records(tmp_path: Path, typed: str, nea
     assert str(error.value) == f"{tmp_path}/{typed}: no such file (data.path){hint}"
 
 
+@pytest.mark.parametrize(
+    ("wanted", "names", "nearest"),
+    [
+        ("nq.json", ["nq.jsonl", "nq.parquet"], "nq.jsonl"),
+        ("nq.parquet.gz", ["nq.jsonl", "nq.parquet"], "nq.parquet"),
+        ("nq.jsnl", ["mq.png", "nq.jsonl.gz"], "nq.jsonl.gz"),
+        ("nq.jsonl", ["nq.jsonl"], None),
+        ("nq.jsonl", ["nq.jsonl", "nq.jsonl.gz"], "nq.jsonl.gz"),
+        ("nq.jsonl", ["questions.jsonl"], None),
+        ("nq.jsonl", [], None),
+    ],
+)
+def test_most_similar_compares_stems_and_never_finds_the_name_itself(
+    wanted: str, names: list[str], nearest: str | None
+) -> None:
+    assert _most_similar(wanted, names) == nearest
+
+
 # --- files that cannot be read
+
+
+@pytest.mark.parametrize("use", [read, file_digest])
+@pytest.mark.parametrize("path", ["broken.jsonl", "*.jsonl"])
+def test_read_records_and_file_digest_name_the_missing_target_of_a_link(
+    tmp_path: Path, use: Callable[[str], Any], path: str
+) -> None:
+    (tmp_path / "broken.jsonl").symlink_to("gone.jsonl")
+    with pytest.raises(UserError) as caught:
+        use(f"{tmp_path}/{path}")
+    line = f"{tmp_path}/broken.jsonl: is a link to '{tmp_path}/gone.jsonl', which is missing (data.path)"
+    assert str(caught.value) == line
 
 
 UNPAIRED = "contains an unpaired surrogate (\\ud800 to \\udfff alone), which is not a character"
@@ -166,6 +198,39 @@ def test_read_records_and_file_digest_refuse_unreadable_files(
     (tmp_path / "data.jsonl").write_text(json.dumps(RECORD))
     with pytest.raises(UserError, match=message):
         use(name if "://" in name else f"{tmp_path}/{name}")
+
+
+class _Refusing(BaseHTTPRequestHandler):
+    """Answers with the status that the path begins with; lists no folder."""
+
+    def do_GET(self) -> None:  # the names are those of http.server
+        first = self.path.split("/")[1]
+        self.send_error(int(first) if first.isdigit() and not self.path.endswith("/") else 403)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("404/data.jsonl", "no such file (data.path)"),
+        ("410/data.jsonl.gz", "no such file (data.path)"),
+        ("403/data.jsonl", "cannot be used (403, message='Forbidden'"),
+        ("500/data.jsonl", "cannot be used (500, message='Internal Server Error'"),
+    ],
+)
+def test_file_digest_tells_a_missing_file_of_a_web_server_from_a_refused_one(path: str, reason: str) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/{path}"
+        with pytest.raises(UserError) as caught:
+            file_digest(url)
+        server.shutdown()
+    assert str(caught.value).startswith(f"{url}: {reason}")
+    assert "did you mean" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
