@@ -94,7 +94,7 @@ def refuses_access(error: BaseException) -> bool:
 
 
 def find_refusal(error: BaseException) -> BaseException | None:
-    """The error, or that one which it was raised from, that says that rights, credentials or a setting are wrong."""
+    """Of an error and its causes, the one that says that rights, credentials or a setting are wrong."""
     chain: BaseException | None = error
     while chain is not None:
         is_remote = type(chain).__module__.partition(".")[0] in _REMOTE_PACKAGES

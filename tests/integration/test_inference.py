@@ -28,6 +28,7 @@ from pos2distill.models.load import load_model, load_tokenizer
 from pos2distill.models.rope.curves import CONFIG_KEY
 from pos2distill.records import example_from_row
 from pos2distill.sampling.engines.protocol import Completion, SamplingParams
+from pos2distill.sampling.scale_search import ScaledAccuracy
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.tasks.permutations import advantageous_slots
 from pos2distill.tasks.prompts import PromptBuilder
@@ -278,7 +279,7 @@ def test_search_answers_training_questions_alone(
 ) -> None:
     answered: set[str] = set()
 
-    class Recording(search_scales.ScaledAccuracy):
+    class Recording(ScaledAccuracy):
         async def __call__(self, scales: tuple[float, ...]) -> list[float]:
             for batch in self.batches:
                 answered.update(batch["example_id"].to_pylist())
