@@ -154,7 +154,7 @@ def _load_spec_alone(action: str, source: str, words: Sequence[str]) -> ClusterS
     """The spec of an action that finds its objects by the spec's name, so no other words are allowed.
 
     Raises:
-        UserError: naming a word that is no setting of the spec.
+        UserError: naming a word that is not a setting of the spec.
     """
     others = [word for word in words if not _is_of_spec(word)]
     if others:

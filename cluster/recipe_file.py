@@ -60,7 +60,7 @@ def own_recipe(recipe_name: str) -> RecipeFile | None:
     number = first_secret_line(text)
     if number is not None:
         raise UserError(
-            f"{recipe_name}: line {number} contains what looks like a secret, and a ConfigMap is no place for it; "
+            f"{recipe_name}: line {number} contains what looks like a secret, which a ConfigMap does not protect; "
             f"use pods.secrets instead"
         )
     return RecipeFile(text)

@@ -167,8 +167,8 @@ class ClusterSpec(Section):
             # It becomes the value of a label.
             if not re.fullmatch(DNS_LABEL, name) or is_reserved or not is_label_value(name):
                 raise ValueError(
-                    f"sampling_fallbacks: '{name[:SHOWN]}' is no name for a group; choose another DNS label of at most "
-                    f"63 characters"
+                    f"sampling_fallbacks: '{name[:SHOWN]}' is not a valid group name; choose another DNS label of at "
+                    f"most 63 characters"
                 )
         training_gpus = self.training.node.gpus
         for sampling, group in self.sampling_groups.items():
@@ -200,7 +200,7 @@ class ClusterSpec(Section):
             if node.instance_type is not None and not form.fullmatch(node.instance_type):
                 field = "head" if name == "head" else f"{name}.node"
                 raise ValueError(
-                    f"{field}.instance_type: {node.instance_type} is no machine of platform {self.platform}"
+                    f"{field}.instance_type: {node.instance_type} is not a machine type of platform {self.platform}"
                 )
         return self
 
