@@ -21,7 +21,7 @@ def kubectl(*arguments: str, text: str | None = None, time_limit: str = _TIME_LI
 
     Args:
         text: sent to its standard input.
-        time_limit: of each request, including its whole answer; 0 sets none.
+        time_limit: the time limit of each request, including its whole answer; 0 sets none.
     Raises:
         UserError: kubectl is not installed, has no cluster configured, or the cluster refuses the request;
             UnreachableError if the failure may pass.

@@ -69,7 +69,7 @@ def group_template(spec: ClusterSpec, group: NodeGroup, disk: str, *, evictable:
     """The pods of a node group.
 
     Args:
-        disk: that they may use.
+        disk: the disk space that they may use.
         evictable: whether Kubernetes may evict a running pod to use its nodes better.
     """
     container = _ray_container(spec, group.node, "ray-worker", disk, grace_s=group.grace_s)

@@ -42,7 +42,7 @@ def own_recipe(recipe_name: str) -> RecipeFile | None:
     """The file of a recipe; None of a recipe of the project, which the image contains.
 
     Args:
-        recipe_name: of a recipe that `load_recipe` accepts.
+        recipe_name: the name or path of a recipe that `load_recipe` accepts.
     Raises:
         UserError: if the file is too large, or contains a secret.
     """

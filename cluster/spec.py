@@ -258,7 +258,7 @@ def load_cluster(name_or_path: str, overrides: Sequence[str] = (), *, prefix: st
     Args:
         name_or_path: the name of a preset (gke, eks, onprem, kind), or the path of a YAML file.
         overrides: for example `["sampling.max=16"]`.
-        prefix: of the overrides as they were typed, for errors.
+        prefix: the prefix of the overrides as they were typed, for errors.
     Raises:
         UserError: naming the file, the field and the closest valid name.
     """
