@@ -26,7 +26,7 @@ RAY = (2, 60)  # of the image; a test compares it with the lock file
 # Seconds between the notice and the end of a spot machine, by platform:
 # https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms,
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
-_SPOT_NOTICE_S = {"gke": 30, "eks": 120, "karpenter": 120}
+_SPOT_NOTICE_SECONDS = {"gke": 30, "eks": 120, "karpenter": 120}
 # Names of machines: a2-highgpu-8g at Google, p4d.24xlarge at AWS.
 _AWS_TYPE = re.compile(r"[a-z0-9-]+\.[a-z0-9-]+")
 _INSTANCE_TYPE = {"gke": re.compile(r"[a-z0-9]+(-[a-z0-9]+)+"), "eks": _AWS_TYPE, "karpenter": _AWS_TYPE}
@@ -179,7 +179,7 @@ class ClusterSpec(Section):
 
     @model_validator(mode="after")
     def _check_spot_and_size(self) -> "ClusterSpec":
-        notice_s = _SPOT_NOTICE_S.get(self.platform)
+        notice_s = _SPOT_NOTICE_SECONDS.get(self.platform)
         for name, group in self.groups.items():
             if group.spot and notice_s is None:
                 raise ValueError(f"{name}.spot: spot machines are not supported on platform 'other'; set false")
