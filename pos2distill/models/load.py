@@ -111,7 +111,7 @@ def load_model(
     model: ModelSection,
     *,
     dtype: torch.dtype | None = None,
-    computing: torch.dtype | None = None,
+    compute_dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     packed: bool = False,
 ) -> PreTrainedModel:
@@ -119,7 +119,7 @@ def load_model(
 
     Args:
         dtype: the dtype of the weights; default: `model.dtype`.
-        computing: the dtype that autocast will compute in; default: that of the weights.
+        compute_dtype: the dtype that autocast will compute in; default: that of the weights.
         device: where the model is moved to.
         packed: load the model for packed rows (`response_hidden_states`); it then accepts no others.
 
@@ -135,7 +135,7 @@ def load_model(
     # Other formats are pickles, which can run code when they are loaded.
     if not list(Path(folder).glob("*.safetensors")):
         raise UserError(f"{model.path}: holds no weights in safetensors format")
-    attention = resolve_attention(model.attention, computing or weights, torch.device(device))
+    attention = resolve_attention(model.attention, compute_dtype or weights, torch.device(device))
     leave_out_cudnn()
     implementation = attention
     if packed:
