@@ -1,6 +1,7 @@
 """Faults of manifests, one each, by the level of what is reported: the path, the value, and a part of the line.
 
-The base is a rendered job (`test_rules.py`). In a path, ~ is a dot inside a name. As a value, ... removes the field.
+The base is a rendered job (`tests/unit/cluster/test_rules.py`). In a path, ~ is a dot inside a name. As a value, ...
+removes the field.
 """
 
 from typing import Any
