@@ -268,9 +268,10 @@ def _report_fingerprint(
 def _plan_rounds(context: PlanContext, first_sample: Stage) -> list[Round]:
     rounds = [Round(first_sample, distill.plan(context, first_sample))]
     for number in range(2, context.study.method.rounds + 1):
-        name, student = f" {number}", rounds[-1].distill
-        sample_stage = sample.plan(context, round_name=name, student=student)
-        rounds.append(Round(sample_stage, distill.plan(context, sample_stage, round_name=name, student=student)))
+        student = rounds[-1].distill
+        sample_stage = sample.plan(context, round_number=number, student=student)
+        distill_stage = distill.plan(context, sample_stage, round_number=number, student=student)
+        rounds.append(Round(sample_stage, distill_stage))
     return rounds
 
 
