@@ -39,7 +39,7 @@ def run_cluster(
         action: render, validate, submit, status, logs or delete.
         source: a cluster spec; for validate, also a file of manifests.
         words: a recipe, its overrides, and `spec.section.field=value` for the spec.
-        command: of `run.py`, that the job runs. flags: its options, `--name=value`.
+        command: the `run.py` command that the job runs. flags: its options, `--name=value`.
         out: for render, a folder in which NAME.yaml is written; None: print the manifests.
         crds: for what checks manifests (render, validate, submit), a file or folder with KubeRay's CRDs.
         server: for the same, also ask the cluster that kubectl is configured for, which applies nothing.
@@ -154,7 +154,7 @@ def _load_spec_alone(action: str, source: str, words: Sequence[str]) -> ClusterS
     """The spec of an action that finds its objects by the spec's name, so no other words are allowed.
 
     Raises:
-        UserError: naming a word that is no setting of the spec.
+        UserError: naming a word that is not a setting of the spec.
     """
     others = [word for word in words if not _is_of_spec(word)]
     if others:

@@ -83,12 +83,12 @@ def _check_command(recipe: Recipe, command: str) -> None:
 
 
 def storage_of_entrypoint(entrypoint: str) -> str | None:
-    """The storage that a job's shell command sets; None if it sets none, or is no command that can be split."""
+    """The storage that a job's shell command sets; None if it sets none, or cannot be split into words."""
     try:
         words = [word for word in shlex.split(entrypoint) if not word.startswith("--")]
         overrides = list(itertools.takewhile(lambda word: "=" in word, reversed(words)))
         return overridden_storage(overrides[::-1])
-    except (ValueError, UserError):  # a quote that is not closed, a value that is no YAML
+    except (ValueError, UserError):  # a quote that is not closed, a value that is not YAML
         return None
 
 

@@ -19,7 +19,7 @@ class JobCommand:
 
     recipe: loaded, with the overrides applied. recipe_in_pod: its name in the image, or the path of the user's own.
     own_recipe: the user's own recipe, which a ConfigMap brings into the pod; None for a recipe of the image.
-    storage: that the overrides set in place of the spec's; None if they set none.
+    storage: the storage that the overrides set in place of the spec's; None if they set none.
     """
 
     command: str
@@ -44,7 +44,7 @@ def load_job(
     Args:
         recipe_name: a recipe of the project, or the path of the user's own (see `recipe_file`).
         overrides: `section.field=value`, applied to the recipe.
-        command: of `run.py`. flags: its options, `--name=value`.
+        command: the `run.py` command that the job runs. flags: its options, `--name=value`.
     Raises:
         UserError: for a secret in the command, and for a recipe that cannot be loaded or brought into a pod.
     """

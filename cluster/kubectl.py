@@ -21,7 +21,7 @@ def kubectl(*arguments: str, text: str | None = None, time_limit: str = _TIME_LI
 
     Args:
         text: sent to its standard input.
-        time_limit: of each request, including its whole answer; 0 sets none.
+        time_limit: the time limit of each request, including its whole answer; 0 sets none.
     Raises:
         UserError: kubectl is not installed, has no cluster configured, or the cluster refuses the request;
             UnreachableError if the failure may pass.
@@ -115,6 +115,6 @@ def start_log(job: str, namespace: str, *, since_s: int | None = None) -> "subpr
     command = ["kubectl", "logs", f"job/{job}", "--namespace", namespace, "--follow"]
     if since_s is not None:
         command.append(f"--since={since_s}s")
-    # `sys.stdout` may have been redirected. Errors of the connection are no part of the job's log; the caller opens a
+    # `sys.stdout` may have been redirected. Errors of the connection are not part of the job's log; the caller opens a
     # lost one again.
     return subprocess.Popen(command, stdout=sys.stdout, stderr=subprocess.DEVNULL)

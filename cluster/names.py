@@ -54,7 +54,7 @@ ON_DEMAND_SELECTORS: dict[str, dict[str, str]] = {
 
 # Taints of a node that does not answer. Kubernetes keeps pods on it for 300 s unless they tolerate them for less.
 LOST_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-LOST_NODE_DEFAULT_S = 300
+LOST_NODE_DEFAULT_SECONDS = 300
 
 TOKEN_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"  # in which clients look for a token of the API
 SUBMITTER_MODULE = "pipelines.jobs.submitter"

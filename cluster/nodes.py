@@ -94,7 +94,7 @@ class NodeSection(Section):
                     raise ValueError(f"{name}: expected an amount of memory, for example 512Mi, got {amount[:SHOWN]!r}")
                 continue
             if "/" not in name or not is_qualified_name(name):
-                raise ValueError(f"'{name[:SHOWN]}' is no resource of a device; expected for example rdma/hca")
+                raise ValueError(f"'{name[:SHOWN]}' is not a device resource; expected for example rdma/hca")
             if not _DEVICES.fullmatch(amount):
                 raise ValueError(f"{name}: expected a number of devices, for example '4', got {amount[:SHOWN]!r}")
         return resources

@@ -20,14 +20,14 @@ from .spec import ClusterSpec
 from .types import KubeManifest
 
 HOME = "/scratch"
-HEAD_GRACE_S = 60
-RAY_SHUTDOWN_S = 15  # the end of a pod's grace period, in which Ray itself shuts down
+HEAD_GRACE_SECONDS = 60
+RAY_SHUTDOWN_SECONDS = 15  # the end of a pod's grace period, in which Ray itself shuts down
 SUBMITTER_SIZE = {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "2Gi"}
 AUTOSCALER_SIZE = {"cpu": "1", "memory": "2Gi"}
 COLLECTOR_SIZE = {"cpu": "200m", "memory": "256Mi"}  # KubeRay's own limits
 
 # KubeRay gives up a job if its head has not answered for 300 s, so that the pod of a lost head must be deleted earlier.
-_LOST_NODE_S = 60
+_LOST_NODE_SECONDS = 60
 
 _WRITABLE_MOUNTS = (("tmp", "/tmp"), ("scratch", HOME))
 # What Kubernetes mounts by itself where a token is mounted automatically.
@@ -55,21 +55,21 @@ def head_template(spec: ClusterSpec, own: RecipeFile | None = None) -> KubeManif
         own: the user's recipe, to mount.
     """
     disk = spec.head.scratch
-    container = _ray_container(spec, spec.head, "ray-head", disk, grace_s=HEAD_GRACE_S, ports=_HEAD_PORTS)
+    container = _ray_container(spec, spec.head, "ray-head", disk, grace_s=HEAD_GRACE_SECONDS, ports=_HEAD_PORTS)
     volumes = _volumes(spec, spec.head, disk)
     if spec.scales:
         volumes.append({"name": _API_ACCESS, "projected": {"sources": _API_ACCESS_SOURCES}})
     if own is not None:
         container["volumeMounts"].append({"name": "recipe", "mountPath": RECIPE_FOLDER, "readOnly": True})
         volumes.append({"name": "recipe", "configMap": {"name": recipe_map_name(spec, own)}})
-    return _template(spec, spec.head, container, volumes, spot=False, evictable=False, grace_s=HEAD_GRACE_S)
+    return _template(spec, spec.head, container, volumes, spot=False, evictable=False, grace_s=HEAD_GRACE_SECONDS)
 
 
 def group_template(spec: ClusterSpec, group: NodeGroup, disk: str, *, evictable: bool) -> KubeManifest:
     """The pods of a node group.
 
     Args:
-        disk: that they may use.
+        disk: the disk space that they may use.
         evictable: whether Kubernetes may evict a running pod to use its nodes better.
     """
     container = _ray_container(spec, group.node, "ray-worker", disk, grace_s=group.grace_s)
@@ -206,7 +206,7 @@ def _environment(spec: ClusterSpec, grace_s: int) -> list[KubeManifest]:
     variables = {
         "HOME": HOME,  # the root file system is read-only; caches of models and compiled kernels are written here
         "USER": "ray",  # the user id may have no name in the image, and torch looks one up
-        DRAIN_VARIABLE: str(grace_s - RAY_SHUTDOWN_S),
+        DRAIN_VARIABLE: str(grace_s - RAY_SHUTDOWN_SECONDS),
         **RAY_VARIABLES,
         "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to Ray's developers, unless pods.env says otherwise
         **spec.pods.env,
@@ -257,7 +257,9 @@ def _scheduling(spec: ClusterSpec, node: NodeSection, *, spot: bool) -> KubeMani
     selector.update(node.node_selector)
     tolerations: list[KubeManifest] = [toleration.model_dump(exclude_none=True) for toleration in node.tolerations]
     for key in LOST_NODE_TAINTS:
-        tolerations.append({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _LOST_NODE_S})
+        tolerations.append(
+            {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _LOST_NODE_SECONDS}
+        )
     if node.gpus:
         tolerations.append({"key": GPU, "operator": "Exists", "effect": "NoSchedule"})
     if spot and spec.platform == "gke":

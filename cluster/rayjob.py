@@ -26,11 +26,11 @@ from .render import to_yaml
 from .spec import ClusterSpec
 from .types import KubeManifest, Outcome
 
-POLL_S = 5.0
-OUTAGE_S = 300.0  # following stops with an error if the cluster does not answer for this time
-_LOG_END_S = 15.0  # how long the last lines of a log may take after the job has ended
+POLL_SECONDS = 5.0
+OUTAGE_SECONDS = 300.0  # following stops with an error if the cluster does not answer for this time
+_LOG_END_SECONDS = 15.0  # how long the last lines of a log may take after the job has ended
 _MESSAGE_LENGTH = 300
-_STOP_MARGIN_S = 120  # between the end of a job that is stopped and KubeRay's deadline
+_STOP_MARGIN_SECONDS = 120  # between the end of a job that is stopped and KubeRay's deadline
 _DIGEST_ANNOTATION = "pos2distill/digest"  # digest of the submitted spec of the job
 _SUBMISSION_LABEL = "pos2distill/submission"  # random: tells a job from a later one of the same name
 
@@ -146,7 +146,7 @@ def _submitted(spec: ClusterSpec, ray_job: KubeManifest, digest: str) -> KubeMan
         (container,) = submitted["spec"]["submitterPodTemplate"]["spec"]["containers"]
         container["env"].append({"name": JOB_DEADLINE_VARIABLE, "value": str(int(time.time()) + spec.job.deadline_s)})
         # Later than the submitter's by the time in which a stopped job saves a checkpoint.
-        deadline_s = spec.job.deadline_s + _stop_wait_s(spec) + _STOP_MARGIN_S
+        deadline_s = spec.job.deadline_s + _stop_wait_s(spec) + _STOP_MARGIN_SECONDS
         submitted["spec"]["activeDeadlineSeconds"] = min(deadline_s, INT32)
     return submitted
 
@@ -261,9 +261,9 @@ def _follow(spec: ClusterSpec) -> ExitCode:
             except UserError as error:
                 # The job continues while the cluster does not answer, so a short outage does not end the following.
                 outage_s = time.monotonic() - last_answer
-                if not isinstance(error, UnreachableError) or outage_s > OUTAGE_S:
+                if not isinstance(error, UnreachableError) or outage_s > OUTAGE_SECONDS:
                     raise UserError(f"{error}; the job may still run; run the same command to follow it") from None
-                time.sleep(POLL_S)
+                time.sleep(POLL_SECONDS)
                 continue
             last_answer = time.monotonic()
             if job is None:
@@ -277,7 +277,7 @@ def _follow(spec: ClusterSpec) -> ExitCode:
                 log.finish()
                 return _report_end(spec, job)
             log.update(job)
-            time.sleep(POLL_S)
+            time.sleep(POLL_SECONDS)
     finally:
         log.stop()
 
@@ -306,7 +306,7 @@ class _LogFollower:
             self._process, self._lost_at = None, time.monotonic()
             # A log that ends without an error usually belongs to an attempt that has just ended, which the status does
             # not show yet. It may also be a lost connection, so it is tried again, but only after a while.
-            self._retry_after_s = _LOG_END_S if exit_code == 0 else 0.0
+            self._retry_after_s = _LOG_END_SECONDS if exit_code == 0 else 0.0
         if self._process or _deployment_status(job) != "Running":
             return
         attempt = int(job.get("status", {}).get("failed") or 0)
@@ -316,7 +316,7 @@ class _LogFollower:
             if silent_s < self._retry_after_s:
                 return
             # Longer than the gap: repeated lines are better than missing ones.
-            since_s = int(silent_s + 2 * POLL_S) + 1
+            since_s = int(silent_s + 2 * POLL_SECONDS) + 1
         self._attempt = attempt
         self._process = start_log(self._spec.name, self._spec.namespace, since_s=since_s)
 
@@ -324,7 +324,7 @@ class _LogFollower:
         """Wait for the last lines."""
         if self._process:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_LOG_END_S)
+                self._process.wait(_LOG_END_SECONDS)
 
     def stop(self) -> None:
         """End the process that follows the log."""

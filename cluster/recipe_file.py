@@ -42,7 +42,7 @@ def own_recipe(recipe_name: str) -> RecipeFile | None:
     """The file of a recipe; None of a recipe of the project, which the image contains.
 
     Args:
-        recipe_name: of a recipe that `load_recipe` accepts.
+        recipe_name: the name or path of a recipe that `load_recipe` accepts.
     Raises:
         UserError: if the file is too large, or contains a secret.
     """
@@ -60,7 +60,7 @@ def own_recipe(recipe_name: str) -> RecipeFile | None:
     number = first_secret_line(text)
     if number is not None:
         raise UserError(
-            f"{recipe_name}: line {number} contains what looks like a secret, and a ConfigMap is no place for it; "
+            f"{recipe_name}: line {number} contains what looks like a secret, which a ConfigMap does not protect; "
             f"use pods.secrets instead"
         )
     return RecipeFile(text)

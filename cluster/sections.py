@@ -95,7 +95,9 @@ class SecretReference(Section):
         if not _ENV_NAME.fullmatch(self.env):
             raise ValueError("env: expected the name of an environment variable, for example HF_TOKEN")
         if not is_config_key(self.key):
-            raise ValueError(f"key: '{self.key[:SHOWN]}' is no key of a Secret; use letters, digits, '-', '_' and '.'")
+            raise ValueError(
+                f"key: '{self.key[:SHOWN]}' is not a valid Secret key; use letters, digits, '-', '_' and '.'"
+            )
         return self
 
 

@@ -67,8 +67,8 @@ def node_disks(spec: ClusterSpec, recipe: Recipe | None = None, storage: str | N
     place.
 
     Args:
-        recipe: that the job runs; None: the cluster is for any study of `model_billions` parameters.
-        storage: of the job; default: the spec's.
+        recipe: the recipe that the job runs; None: the cluster is for any study of `model_billions` parameters.
+        storage: the job's storage; default: the spec's.
     Raises:
         UserError: if the number of parameters is neither set nor known; if a pod needs more than `disk`.
     """

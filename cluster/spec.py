@@ -26,7 +26,7 @@ RAY = (2, 60)  # of the image; a test compares it with the lock file
 # Seconds between the notice and the end of a spot machine, by platform:
 # https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms,
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
-_SPOT_NOTICE_S = {"gke": 30, "eks": 120, "karpenter": 120}
+_SPOT_NOTICE_SECONDS = {"gke": 30, "eks": 120, "karpenter": 120}
 # Names of machines: a2-highgpu-8g at Google, p4d.24xlarge at AWS.
 _AWS_TYPE = re.compile(r"[a-z0-9-]+\.[a-z0-9-]+")
 _INSTANCE_TYPE = {"gke": re.compile(r"[a-z0-9]+(-[a-z0-9]+)+"), "eks": _AWS_TYPE, "karpenter": _AWS_TYPE}
@@ -167,8 +167,8 @@ class ClusterSpec(Section):
             # It becomes the value of a label.
             if not re.fullmatch(DNS_LABEL, name) or is_reserved or not is_label_value(name):
                 raise ValueError(
-                    f"sampling_fallbacks: '{name[:SHOWN]}' is no name for a group; choose another DNS label of at most "
-                    f"63 characters"
+                    f"sampling_fallbacks: '{name[:SHOWN]}' is not a valid group name; choose another DNS label of at "
+                    f"most 63 characters"
                 )
         training_gpus = self.training.node.gpus
         for sampling, group in self.sampling_groups.items():
@@ -179,7 +179,7 @@ class ClusterSpec(Section):
 
     @model_validator(mode="after")
     def _check_spot_and_size(self) -> "ClusterSpec":
-        notice_s = _SPOT_NOTICE_S.get(self.platform)
+        notice_s = _SPOT_NOTICE_SECONDS.get(self.platform)
         for name, group in self.groups.items():
             if group.spot and notice_s is None:
                 raise ValueError(f"{name}.spot: spot machines are not supported on platform 'other'; set false")
@@ -200,7 +200,7 @@ class ClusterSpec(Section):
             if node.instance_type is not None and not form.fullmatch(node.instance_type):
                 field = "head" if name == "head" else f"{name}.node"
                 raise ValueError(
-                    f"{field}.instance_type: {node.instance_type} is no machine of platform {self.platform}"
+                    f"{field}.instance_type: {node.instance_type} is not a machine type of platform {self.platform}"
                 )
         return self
 
@@ -258,7 +258,7 @@ def load_cluster(name_or_path: str, overrides: Sequence[str] = (), *, prefix: st
     Args:
         name_or_path: the name of a preset (gke, eks, onprem, kind), or the path of a YAML file.
         overrides: for example `["sampling.max=16"]`.
-        prefix: of the overrides as they were typed, for errors.
+        prefix: the prefix of the overrides as they were typed, for errors.
     Raises:
         UserError: naming the file, the field and the closest valid name.
     """

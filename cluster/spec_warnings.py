@@ -10,7 +10,7 @@ from .entrypoint import actors_per_node
 from .job_command import JobCommand
 from .names import ENDPOINTS
 from .nodes import quantity_bytes
-from .pods import RAY_SHUTDOWN_S
+from .pods import RAY_SHUTDOWN_SECONDS
 from .sizing import OBJECT_STORE_FRACTION, Disks, disk_of, hidden_state_bytes, node_disks, tight_memory
 from .spec import ClusterSpec
 
@@ -78,8 +78,8 @@ def _small_scratch(spec: ClusterSpec, recipe: Recipe) -> Iterator[str]:
 def _short_grace(spec: ClusterSpec, disks: Disks) -> Iterator[str]:
     """A notice leaves time to write a checkpoint only at a rate that disks and networks have."""
     checkpoint = disks["training"].get("checkpoint", 0)
-    seconds = spec.training.grace_s - RAY_SHUTDOWN_S
-    needed = math.ceil(checkpoint / _WRITE_RATE) + RAY_SHUTDOWN_S
+    seconds = spec.training.grace_s - RAY_SHUTDOWN_SECONDS
+    needed = math.ceil(checkpoint / _WRITE_RATE) + RAY_SHUTDOWN_SECONDS
     if spec.training.grace_s < needed:
         yield (
             f"training.grace_s: {spec.training.grace_s} leaves {seconds} s to write a checkpoint of "

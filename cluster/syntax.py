@@ -83,7 +83,7 @@ def check_annotations(annotations: Mapping[str, str]) -> None:
 
 
 def check_image(image: str) -> None:
-    """Refuse a text that is no reference to an image.
+    """Refuse a text that is not a valid image reference.
 
     Raises:
         ValueError: with the nearest valid reference, if a machine could not pull this image.
@@ -96,7 +96,7 @@ def check_image(image: str) -> None:
     near = image[:end].lower() + image[end:]
     hint = f"; did you mean '{near[:200]}'?" if _IMAGE.fullmatch(near) else ""
     raise ValueError(
-        f"'{image[:200]}' is no reference of an image; expected REGISTRY/NAME:VERSION, with a lower-case name{hint}"
+        f"'{image[:200]}' is not a valid image reference; expected REGISTRY/NAME:VERSION, with a lower-case name{hint}"
     )
 
 
@@ -104,7 +104,7 @@ def check_pinned(image: str) -> None:
     """Refuse an image without a version.
 
     Raises:
-        ValueError: if this is no reference of an image, or one without a version.
+        ValueError: if this is not a valid image reference, or has no version.
     """
     check_image(image)
     name = image.rpartition("/")[2]  # a registry's port also follows a colon

@@ -42,9 +42,9 @@ class Round:
 class Plan:
     """The stages of one study.
 
-    study: the whole. search_scales, choose_slot: where settings ask for them. resolved: what sampling and training take
-    from these two. rounds: one, but for on-policy methods (`method.rounds`). other_tasks: by name.
-    fingerprint: of the report, which shows the results of all stages.
+    study: the whole study. search_scales, choose_slot: where settings ask for them. resolved: what sampling and
+    training take from these two. rounds: one, but for on-policy methods (`method.rounds`). other_tasks: by name.
+    fingerprint: the report's fingerprint; the report shows the results of all stages.
     """
 
     study: Study
@@ -268,9 +268,10 @@ def _report_fingerprint(
 def _plan_rounds(context: PlanContext, first_sample: Stage) -> list[Round]:
     rounds = [Round(first_sample, distill.plan(context, first_sample))]
     for number in range(2, context.study.method.rounds + 1):
-        name, student = f" {number}", rounds[-1].distill
-        sample_stage = sample.plan(context, round_name=name, student=student)
-        rounds.append(Round(sample_stage, distill.plan(context, sample_stage, round_name=name, student=student)))
+        student = rounds[-1].distill
+        sample_stage = sample.plan(context, round_number=number, student=student)
+        distill_stage = distill.plan(context, sample_stage, round_number=number, student=student)
+        rounds.append(Round(sample_stage, distill_stage))
     return rounds
 
 

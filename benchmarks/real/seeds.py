@@ -117,7 +117,7 @@ def draw(tasks: dict[str, Any], path: Path) -> None:
     """A panel for each task and prompt length: the base with its intervals, and the distilled model of each seed.
 
     Args:
-        tasks: of questions with one gold document.
+        tasks: the tasks whose questions have one gold document.
     """
     panels = [
         (name, base, [model["curves"][i] for model in task["distilled"]])

@@ -125,8 +125,8 @@ class PlainStep:
             self.micro_batches.append(rows[start : start + size.micro_batch_rows])
         self.slot_N = torch.tensor([row.slot_id for row in rows])
         # The dtype under autocast decides the attention kernel: flash-attn where it can be used, as in our step.
-        computing = torch_dtype(size.precision)
-        self.student: Any = load_model(study.model, dtype=torch.float32, computing=computing, device=device)
+        compute_dtype = torch_dtype(size.precision)
+        self.student: Any = load_model(study.model, dtype=torch.float32, compute_dtype=compute_dtype, device=device)
         self.student.train()
         if size.gradient_checkpointing:
             self.student.gradient_checkpointing_enable({"use_reentrant": False})

@@ -155,7 +155,7 @@ def all_containers(manifest: Fields) -> list[Fields]:
 
 
 def quantity(value: Any) -> Decimal | None:
-    """An amount of a resource, such as 4, 500m or 16Gi; None for a value that is no amount."""
+    """An amount of a resource, such as 4, 500m or 16Gi; None for a value that is not an amount."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     match = _QUANTITY.fullmatch(str(value))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..names import (
-    LOST_NODE_DEFAULT_S,
+    LOST_NODE_DEFAULT_SECONDS,
     LOST_NODE_TAINTS,
     MARKET_LABEL,
     OTHER_SPOT_SELECTORS,
@@ -58,8 +58,8 @@ def head_leaves_a_lost_node(manifest: Fields) -> Iterator[Violation]:
         # The first toleration counts. Without a time, it lasts for ever; without a toleration, Kubernetes adds one with
         # its default time.
         matching = [each for each in pod.mappings("tolerations") if _tolerates(each, taint, "NoExecute")]
-        seconds = matching[0].integer("tolerationSeconds") if matching else LOST_NODE_DEFAULT_S
-        if seconds is None or seconds >= LOST_NODE_DEFAULT_S:
+        seconds = matching[0].integer("tolerationSeconds") if matching else LOST_NODE_DEFAULT_SECONDS
+        if seconds is None or seconds >= LOST_NODE_DEFAULT_SECONDS:
             message = f"the head stays on a lost node too long; tolerate {taint} with tolerationSeconds: 60"
             yield pod.violation("tolerations", message)
 

@@ -41,9 +41,9 @@ def kind_exists(manifest: Fields) -> Iterator[Violation]:
     if not version.startswith("ray.io/"):
         return
     if kind not in _RAY_KINDS:
-        yield manifest.violation("kind", f"'{kind[:SHOWN]}' is no kind of KubeRay; set one of {', '.join(_RAY_KINDS)}")
+        yield manifest.violation("kind", f"'{kind[:SHOWN]}' is not a KubeRay kind; set one of {', '.join(_RAY_KINDS)}")
     if version not in ("ray.io/v1", "ray.io/v1alpha1"):
-        yield manifest.violation("apiVersion", f"'{version[:SHOWN]}' is no version of KubeRay; set ray.io/v1")
+        yield manifest.violation("apiVersion", f"'{version[:SHOWN]}' is not a KubeRay version; set ray.io/v1")
 
 
 def name_is_valid(manifest: Fields) -> Iterator[Violation]:
@@ -217,7 +217,7 @@ def _check_amounts(amounts: Fields) -> Iterator[Violation]:
     for name, value in amounts.values.items():
         amount = quantity(value)
         if not _is_resource(name):
-            message = f"is no resource; set one of {', '.join(_RESOURCES)}, or of a device, such as {GPU}"
+            message = f"is not a resource; set one of {', '.join(_RESOURCES)}, or of a device, such as {GPU}"
             yield amounts.violation(name[:SHOWN], message)
         elif amount is None or amount < 0:
             yield amounts.violation(name, "is not a valid quantity; expected for example 4, 500m or 16Gi")

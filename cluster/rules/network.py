@@ -30,7 +30,7 @@ def ports_are_valid(manifest: Fields) -> Iterator[Violation]:
             if number is not None:
                 yield from check_port(port, "port")
             elif name and not _PORT_NAME.fullmatch(name):
-                yield port.violation("port", f"'{name[:SHOWN]}' is no name of a port; set a number from 1 to 65535")
+                yield port.violation("port", f"'{name[:SHOWN]}' is not a valid port name; set a number from 1 to 65535")
             if last is not None and number is None:
                 yield port.violation("endPort", "requires a number as port; set it, or remove endPort")
             elif last is not None and number is not None and not number <= last <= LARGEST_PORT:
@@ -62,12 +62,12 @@ def _rules(manifest: Fields) -> Iterator[tuple[Fields, str]]:
 def _check_block(block: Fields) -> Iterator[Violation]:
     network = _network(block.text("cidr"))
     if network is None:
-        message = f"'{block.text('cidr')[:SHOWN]}' is no block of addresses; set for example 10.0.0.0/16"
+        message = f"'{block.text('cidr')[:SHOWN]}' is not a valid CIDR block; set for example 10.0.0.0/16"
         yield block.violation("cidr", message)
     for index, text in enumerate(block.items_of("except")):
         excepted = _network(text) if isinstance(text, str) else None
         if excepted is None:
-            yield block.violation(f"except[{index}]", "is no block of addresses; set for example 10.1.0.0/16")
+            yield block.violation(f"except[{index}]", "is not a valid CIDR block; set for example 10.1.0.0/16")
         elif network is not None and not _is_inside(excepted, network):
             yield block.violation(f"except[{index}]", f"must be a smaller part of {block.text('cidr')}; remove it")
 
@@ -105,7 +105,7 @@ def check_protocol(port: Fields) -> Iterator[Violation]:
     protocol = port.text("protocol")
     if protocol and protocol not in PROTOCOLS:
         hint = did_you_mean(protocol[:SHOWN].upper(), PROTOCOLS)
-        yield port.violation("protocol", f"'{protocol[:SHOWN]}' is no protocol{hint}")
+        yield port.violation("protocol", f"'{protocol[:SHOWN]}' is not a protocol{hint}")
 
 
 RULES: tuple[Rule, ...] = (ports_are_valid, addresses_are_valid)

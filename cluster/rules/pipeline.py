@@ -11,7 +11,7 @@ from ..types import Violation
 from .fields import Fields, Rule, cluster_of, gpu_limit, groups_of, job_of, pods_of, ray_container
 from .interruptions import selects_spot
 
-_DEFAULT_GRACE_S = 30  # terminationGracePeriodSeconds of Kubernetes
+_DEFAULT_GRACE_SECONDS = 30  # terminationGracePeriodSeconds of Kubernetes
 _ENTRYPOINT_RESOURCES = ("entrypointNumCpus", "entrypointNumGpus", "entrypointResources")
 
 # --- The job
@@ -212,7 +212,7 @@ def work_may_use_the_grace_period(manifest: Fields) -> Iterator[Violation]:
                 drain = variable.text("value")
         grace_s = group.mapping("template", "spec").integer("terminationGracePeriodSeconds")
         if grace_s is None:
-            grace_s = _DEFAULT_GRACE_S
+            grace_s = _DEFAULT_GRACE_SECONDS
         if drain is None:
             message = f"{DRAIN_VARIABLE} is missing: work stops after 30 s; set it to less than the grace period"
             yield group.violation(env_path, message)

@@ -142,7 +142,7 @@ def written_folders_are_mounted(manifest: Fields) -> Iterator[Violation]:
         homes = [item.text("value") for item in container.mappings("env") if item.get("name") == "HOME"]
         home = PurePosixPath(homes[-1] if homes else "/root")
         if not any(mount and home.is_relative_to(mount) for mount in mounts):
-            yield container.violation("env", "HOME is no mounted folder, so that caches cannot be written; set it")
+            yield container.violation("env", "HOME is not on a mounted volume, so caches cannot be written; set it")
 
 
 def object_store_fits_shared_memory(manifest: Fields) -> Iterator[Violation]:

@@ -14,15 +14,17 @@ from pos2distill.models.files import files_version
 def check_against_model(study: Study) -> None:
     """Refuse settings that the model's config contradicts."""
     # Imported where needed: torch and transformers take longer to import than a cached study takes to show.
-    from pos2distill.models.load import context_length, load_config, require_position_room
-    from pos2distill.models.rope.check import check_inference
+    from pos2distill.models.load import context_length, load_config
+    from pos2distill.models.rope.check import check_inference, require_position_room
 
-    config = load_config(study.model).get_text_config()
-    if getattr(config, "num_hidden_layers", 1) < 1:
+    config = load_config(study.model)
+    text_config = config.get_text_config()
+    if getattr(text_config, "num_hidden_layers", 1) < 1:
         raise UserError(f"{study.model.path}: its config.json describes no layers (num_hidden_layers)")
-    if study.method.teacher == "topk" and study.method.teacher_topk > config.vocab_size:
+    if study.method.teacher == "topk" and study.method.teacher_topk > text_config.vocab_size:
         raise UserError(
-            f"method.teacher_topk: {study.method.teacher_topk}, but {study.model.path} has {config.vocab_size} tokens"
+            f"method.teacher_topk: {study.method.teacher_topk}, but {study.model.path} has {text_config.vocab_size} "
+            f"tokens"
         )
     if study.training.lora:
         from pos2distill.models.lora import check_targets
@@ -35,7 +37,7 @@ def check_against_model(study: Study) -> None:
         if study.inference.searches_scales:
             # Scales below 1 may be found, and they need more positions.
             positions /= min(1.0, study.inference.search.smallest)
-        require_position_room(study.model, positions)
+        require_position_room(study.model, config, positions)
     check_inference(study.model, study.inference)
     context = context_length(study.model)
     for name, tokens in (

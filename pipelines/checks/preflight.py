@@ -34,7 +34,7 @@ def preflight(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
     """Run all checks, unless all stages are finished. `check_prompts` follows when the examples are prepared.
 
     Raises:
-        UserError: of the first check that fails.
+        UserError: the error of the first check that fails.
     """
     check_storage(recipe.storage, recipe.name)
     pending = [stage for stage in stages if not stage.artifact.is_finished]

@@ -91,7 +91,7 @@ def run_browsing(options: argparse.Namespace) -> None:
 
 
 def _inspect(options: argparse.Namespace) -> None:
-    from ..results.inspection.inspect import QuestionFilter, inspect, require_limit
+    from ..results.inspection.questions import QuestionFilter, iter_questions, require_limit
 
     require_limit(options.limit)
     # One more than is shown, to say whether there are more.
@@ -100,7 +100,7 @@ def _inspect(options: argparse.Namespace) -> None:
     count = 0
     shown = {name: getattr(options, name) for name in ("samples", "prompts", "entropy", "task")}
     question = None
-    for row in inspect(options.run, question_filter, **shown):
+    for row in iter_questions(options.run, question_filter, **shown):
         count += 1
         if count == limit:
             print(f"the first {options.limit}; --limit 0 shows all", file=sys.stderr)

@@ -78,7 +78,7 @@ def run_submit(
     A running job of the same storage is followed if it runs the same command; otherwise it is an error.
 
     Args:
-        address: of the cluster's dashboard, for example http://127.0.0.1:8265.
+        address: the address of the cluster's dashboard, for example http://127.0.0.1:8265.
         allow_plain_http: whether a token may be sent to another machine without encryption.
     Raises:
         UserError: for settings that cannot work on a cluster, or a cluster that cannot be reached.

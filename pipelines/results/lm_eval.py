@@ -23,7 +23,7 @@ from pos2distill.store.storage import RUN_FILE
 from pos2distill.urls import open_url, storage_errors
 
 from .artifact_lookup import open_artifact, open_folder, study_of
-from .inspection.inspect import SCORES, QuestionFilter, inspect
+from .inspection.questions import SCORES, QuestionFilter, iter_questions
 from .inspection.rows import Row
 from .run_summaries import summary_of
 
@@ -72,7 +72,7 @@ def export_tasks(run: str, folder: Path) -> Export:
         raise UserError(f"{run}: the server of {study.model.path} makes its prompts, so they cannot be exported")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: expected a new or empty folder")
-    found = inspect(artifact.url, QuestionFilter(limit=None), samples=False, prompts=True)
+    found = iter_questions(artifact.url, QuestionFilter(limit=None), samples=False, prompts=True)
     # Tasks are by position, which prompts with the gold documents alone, or with none, do not have. A question of which
     # a server refused a prompt has no answer that another one could be compared with.
     asked = (row for row in found if row["documents"] in study.prompt_lengths and "refused" not in row["outcomes"])

@@ -4,7 +4,8 @@ The analysis of the distilled model reads the responses and the states of the ba
 """
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -120,8 +121,12 @@ def _answer(stage: Stage, study: Study, context: RunContext, parts: TableParts) 
     answered = pa.concat_tables([evaluated, parts.read()])["example_id"]
     missing = np.flatnonzero(~np.isin(ids, answered))
     if len(missing):
-        for generated in _generate(study, context, stage.inputs["examples"].artifact, missing):
-            parts.append(generated)
+        done, hint = len(records) - len(missing), context.executor.stalled_hint
+        results = _generate(study, context, stage.inputs["examples"].artifact, missing)
+        with closing(results), show_stage(stage.name, len(records), done=done, unit="prompt", hint=hint) as shown:
+            for generated in results:
+                parts.append(generated.select(_ANSWERS.names).cast(_ANSWERS))
+                shown.update(len(generated))
     answers = pa.concat_tables([evaluated, parts.read()])
     counts = {"examples": len(records)}
     for name, outcome in (("right", "kept"), ("wrong", "wrong"), ("empty", "empty"), ("failed", "failed")):
@@ -168,8 +173,8 @@ def _evaluated_answers(stage: Stage, study: Study, records: Sequence[dict[str, A
 
 def _generate(
     study: Study, context: RunContext, examples: Artifact, missing: npt.NDArray[np.int64]
-) -> Iterator[pa.Table]:
-    """Answers to the evaluation questions of these indices, as they come."""
+) -> Generator[pa.Table, None, None]:
+    """Responses to the evaluation questions of these indices, as they come."""
     params = SamplingParams(0.0, 1.0, study.evaluation.max_new_tokens, stop_ids=())
     specs = [PromptSpec(study.data.documents, placements=None)]
     # The passes build further prompts of the examples; a prompt that is too long counts as failed.
@@ -177,8 +182,7 @@ def _generate(
         study, context.runtime, examples, EVALUATION, specs, params, record_too_long=True, with_examples=True
     )
     blocks = index_blocks(missing, examples_per_block(len(missing), 1, context.runtime.samplers))
-    for answers in context.executor.map(blocks, operators, label="analysis"):
-        yield answers.select(_ANSWERS.names).cast(_ANSWERS)
+    return context.executor.map(blocks, operators, label="analysis")
 
 
 def _answer_counts(counts: Mapping[str, int]) -> dict[str, int]:
@@ -195,15 +199,16 @@ def _pass(
     operators = [ActorOperator(TEACHERS, create, pool)]
     finished = parts.read()["example_id"].combine_chunks()
     missing = responses.filter(pc.invert(pc.is_in(responses["example_id"], value_set=finished)))
-    results: Iterable[pa.Table] = ()
     if len(missing):  # no model is loaded for no response
-        blocks = batches_of(missing, _RESPONSES_PER_BLOCK)
-        results = context.executor.map(blocks, operators, label="analysis")
-    hint = context.executor.stalled_hint
-    with show_stage(label, len(responses), done=len(finished), unit="response", hint=hint) as shown:
-        for part in results:
-            parts.append(part)
-            shown.update(len(part))
+        hint = context.executor.stalled_hint
+        results = context.executor.map(batches_of(missing, _RESPONSES_PER_BLOCK), operators, label="analysis")
+        with (
+            closing(results),
+            show_stage(label, len(responses), done=len(finished), unit="response", hint=hint) as shown,
+        ):
+            for part in results:
+                parts.append(part)
+                shown.update(len(part))
     return parts.read()
 
 

@@ -58,12 +58,12 @@ _STEP_FIELDS = (
 _FIELDS = (*PROMPT_FIELDS, "data.train_examples", "seed", *_METHOD, "training")
 
 
-def plan(context: PlanContext, samples: Stage, *, round_name: str = "", student: Stage | None = None) -> Stage:
+def plan(context: PlanContext, samples: Stage, *, round_number: int = 1, student: Stage | None = None) -> Stage:
     """The stage of a study.
 
     Args:
         samples: the stage whose samples are trained on.
-        round_name: part of the stage's name. student: the earlier round that made the model which is trained further;
+        round_number: 1 for the first round. student: the earlier round that made the model which is trained further;
             default: the study's model.
     """
     study, digests = context.study, context.digests
@@ -79,7 +79,8 @@ def plan(context: PlanContext, samples: Stage, *, round_name: str = "", student:
     if student is not None:
         inputs["student"] = student.output()
     artifact = Artifact(context.storage, CHECKPOINT, digests.fingerprint(settings, inputs))
-    return Stage(f"distill{round_name}", artifact, settings, run, inputs, streams={"samples": samples})
+    name = "distill" if round_number == 1 else f"distill {round_number}"
+    return Stage(name, artifact, settings, run, inputs, streams={"samples": samples})
 
 
 def run(stage: Stage, context: RunContext) -> Manifest:

@@ -56,11 +56,11 @@ _FIELDS = (
 )
 
 
-def plan(context: PlanContext, *, round_name: str = "", student: Stage | None = None) -> Stage:
+def plan(context: PlanContext, *, round_number: int = 1, student: Stage | None = None) -> Stage:
     """The stage of a study.
 
     Args:
-        round_name: part of the stage's name. student: the earlier round that made the model which answers; default: the
+        round_number: 1 for the first round. student: the earlier round that made the model which answers; default: the
             study's model.
     """
     study, digests = context.study, context.digests
@@ -77,7 +77,8 @@ def plan(context: PlanContext, *, round_name: str = "", student: Stage | None = 
     # The stored values, not the setting: `resident` and `none` both store nothing and can use the same samples.
     derived = {"teacher": _stored_teacher(study)}
     artifact = Artifact(context.storage, SAMPLES, digests.fingerprint(settings, inputs, derived))
-    return Stage(f"sample{round_name}", artifact, settings, run, inputs, derived)
+    name = "sample" if round_number == 1 else f"sample {round_number}"
+    return Stage(name, artifact, settings, run, inputs, derived)
 
 
 def stores_teacher(stage: Stage) -> bool:

@@ -50,7 +50,7 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _true_is_no_number(cls, settings: Any) -> Any:
+    def _numbers_are_not_booleans(cls, settings: Any) -> Any:
         # pydantic takes true for 1 where a number is expected.
         for name, value in settings.items() if isinstance(settings, dict) else ():
             field = cls.model_fields.get(name)

@@ -28,7 +28,7 @@ class MsPoeSection(Section):
     first_layer: int = Field(2, ge=0, description="layers before it, counted from 0, stay as they are")
 
     @model_validator(mode="after")
-    def _ordered(self) -> "MsPoeSection":
+    def _smallest_is_at_most_largest(self) -> "MsPoeSection":
         if self.smallest > self.largest:
             raise ValueError(f"smallest: {self.smallest:g} is above largest ({self.largest:g})")
         return self

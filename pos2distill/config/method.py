@@ -97,7 +97,7 @@ class MethodSection(Section):
 
     @field_validator("teacher", mode="after")
     @classmethod
-    def _no_teacher_unless_needed(cls, teacher: str, info: ValidationInfo) -> str:
+    def _drop_unneeded_teacher(cls, teacher: str, info: ValidationInfo) -> str:
         # A sweep over methods names one teacher for all of them, so a teacher that is not needed is not an error.
         known = "name" in info.data and "weights" in info.data
         if known and not _needs_teacher(_spec_of(info.data), info.data["weights"]):
@@ -106,7 +106,7 @@ class MethodSection(Section):
 
     @field_validator("teacher_topk", mode="after")
     @classmethod
-    def _no_tokens_without_teacher(cls, teacher_topk: int, info: ValidationInfo) -> int:
+    def _drop_topk_without_teacher(cls, teacher_topk: int, info: ValidationInfo) -> int:
         # A number of tokens that a sweep names for all methods is not an error either.
         return 0 if info.data.get("teacher") == "none" else teacher_topk
 

@@ -73,7 +73,7 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
-    def _zero3_rounds_no_model(self) -> "Recipe":
+    def _zero3_keeps_the_models_precision(self) -> "Recipe":
         """ZeRO-3 computes with, and exports, weights of the training's precision; torch keeps those of the model."""
         study = self.study
         rounded = study.model.dtype == "float32" and study.training.precision == "bfloat16"

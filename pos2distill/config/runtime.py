@@ -22,7 +22,7 @@ class PoolSection(Section):
     max_restarts: int = Field(3, ge=0, description="of one actor, before the run fails")
 
     @model_validator(mode="after")
-    def _ordered(self) -> "PoolSection":
+    def _min_is_at_most_max(self) -> "PoolSection":
         if self.min > self.max:
             raise ValueError(f"min: {self.min} is more than max, {self.max}")
         return self
@@ -58,7 +58,7 @@ class TrainersSection(Section):
     max_restarts: int = Field(3, ge=0, description="of all workers after one is lost, before the run fails")
 
     @model_validator(mode="after")
-    def _ordered(self) -> "TrainersSection":
+    def _workers_are_at_most_max_workers(self) -> "TrainersSection":
         if self.max_workers is not None and self.max_workers < self.workers:
             raise ValueError(f"max_workers: {self.max_workers} is less than workers, {self.workers}")
         return self

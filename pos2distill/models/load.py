@@ -2,7 +2,6 @@
 
 import importlib.util
 import logging
-import math
 import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -28,7 +27,6 @@ from pos2distill.models.attention import PACKED, leave_out_cudnn, register_kerne
 from pos2distill.models.files import local_folder
 from pos2distill.models.rope.layer_scales import resolve_scales, scale_layers
 from pos2distill.models.trainable import (
-    longest_with_fixed_rope,
     refuse_attention,
     refuse_unpackable,
     require_trainable_family,
@@ -119,7 +117,7 @@ def load_model(
     model: ModelSection,
     *,
     dtype: torch.dtype | None = None,
-    computing: torch.dtype | None = None,
+    compute_dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     packed: bool = False,
 ) -> PreTrainedModel:
@@ -127,7 +125,7 @@ def load_model(
 
     Args:
         dtype: the dtype of the weights; default: `model.dtype`.
-        computing: the dtype that autocast will compute in; default: that of the weights.
+        compute_dtype: the dtype that autocast will compute in; default: that of the weights.
         device: where the model is moved to.
         packed: load the model for packed rows (`response_hidden_states`); it then accepts no others.
 
@@ -143,7 +141,7 @@ def load_model(
     # Other formats are pickles, which can run code when they are loaded.
     if not list(Path(folder).glob("*.safetensors")):
         raise UserError(f"{model.path}: holds no weights in safetensors format")
-    attention = resolve_attention(model.attention, computing or weights, torch.device(device))
+    attention = resolve_attention(model.attention, compute_dtype or weights, torch.device(device))
     leave_out_cudnn()
     implementation = attention
     if packed:
@@ -280,26 +278,6 @@ def resolve_attention(attention: str, dtype: torch.dtype, device: torch.device) 
     if flash_possible and importlib.util.find_spec("flash_attn"):
         return "flash_attention_2"
     return "sdpa"
-
-
-def require_position_room(model: ModelSection, factor: float) -> None:
-    """Refuse a model with fewer positions than `factor` times its context, since shifted rows would need more.
-
-    RoPE scales divide positions, so that with scales above 1 more of them fit, and with scales below 1 fewer.
-
-    Raises:
-        UserError: with the context that leaves room.
-    """
-    config = load_config(model).get_text_config()
-    factor /= min(resolve_scales(model.rope_scales, load_config(model), model.path), default=1.0)
-    limits = (getattr(config, "max_position_embeddings", None), longest_with_fixed_rope(config))
-    positions = min((limit for limit in limits if limit), default=None)
-    context = context_length(model)
-    if positions and factor * context > positions:
-        raise UserError(
-            f"method.view: shifted rows need {math.ceil(factor * context)} positions, {model.path} has {positions}; "
-            f"set model.max_length to {int(positions / factor)} or less"
-        )
 
 
 def context_length(model: ModelSection, *, folder: str | None = None) -> int:

@@ -25,8 +25,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-_SCAN_INTERVAL_S = 0.5
-_KILL_INTERVAL_S = 0.1
+_SCAN_INTERVAL_SECONDS = 0.5
+_KILL_INTERVAL_SECONDS = 0.1
 _KILL_ATTEMPTS = 20
 
 
@@ -92,7 +92,7 @@ def watch(parent: int, start: int, ignored: Collection[int], scan_log: str = "")
         if scan_log:
             with open(scan_log, "ab") as log:
                 log.write(b".")
-        time.sleep(_SCAN_INTERVAL_S)
+        time.sleep(_SCAN_INTERVAL_SECONDS)
 
 
 def kill(started: Mapping[int, int]) -> None:
@@ -118,7 +118,7 @@ def kill(started: Mapping[int, int]) -> None:
                 os.kill(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 continue  # it ended, or its pid now belongs to another user's process
-        time.sleep(_KILL_INTERVAL_S)
+        time.sleep(_KILL_INTERVAL_SECONDS)
 
 
 def read_processes() -> dict[int, _Process]:

@@ -54,7 +54,7 @@ from pos2distill.store.files import write_bytes
 from pos2distill.store.storage import DRIVER_FILE
 from pos2distill.urls import open_url
 
-_PERIOD = 10.0  # seconds between renewals
+_PERIOD_SECONDS = 10.0  # between renewals
 _MISSED_PERIODS = 30  # without a renewal, until a holder counts as dead
 _POLLS_PER_PERIOD = 5  # of a waiting driver
 
@@ -150,7 +150,7 @@ class Lease:
 def hold_lease(
     storage: str,
     *,
-    period: float = _PERIOD,
+    period: float = _PERIOD_SECONDS,
     missed_periods: int = _MISSED_PERIODS,
     on_lost: Callable[[str], None] | None = None,
 ) -> Iterator[Lease]:

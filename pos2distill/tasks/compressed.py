@@ -58,7 +58,7 @@ def explain_error(error: Exception, url: str, location: str) -> str | None:
     """The message for one of `DECOMPRESSION_ERRORS`; None if it is not about compression.
 
     Args:
-        location: of the last record that was read, or empty.
+        location: where the last record that was read is, or empty.
     """
     kind = infer_compression(url)
     if isinstance(error, gzip.BadGzipFile | zipfile.BadZipFile):

@@ -12,7 +12,7 @@ from pos2distill.training.session import WorkerSession
 from pos2distill.training.step_log import StepLog
 from pos2distill.training.strategies.protocol import Strategy
 
-_UPLOAD_POLL_S = 0.2
+_UPLOAD_POLL_SECONDS = 0.2
 
 
 class Checkpointer:
@@ -74,7 +74,7 @@ class Checkpointer:
         # A checkpoint takes 12 bytes per parameter of disk, so that there is room for one. Ray Train uploads one after
         # the other, so that a second one would not be in the storage earlier.
         while self._is_uploading():
-            time.sleep(_UPLOAD_POLL_S)
+            time.sleep(_UPLOAD_POLL_SECONDS)
         folder = Path(tempfile.mkdtemp(prefix=f"{progress.step}-", dir=self.scratch))
         self.strategy.save_state(folder)
         # The progress is the same on all ranks, so one copy suffices. Only rank 0 has a log.

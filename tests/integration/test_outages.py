@@ -13,7 +13,7 @@ import pytest
 
 from pos2distill.config import Recipe
 from pos2distill.store.storage import DRIVER_FILE
-from tests.support.drivers import LIMIT, Driver
+from tests.support.drivers import LIMIT_SECONDS, Driver
 from tests.support.results import artifact_of, assert_exactly_once, read_steps, sample_store, saved_states
 from tests.support.s3_server import FAULTS, Faulty
 from tests.support.wall_clock import WallClock
@@ -114,7 +114,7 @@ def test_distill_on_s3_that_fails_for_a_minute_loses_and_repeats_nothing(
     faulty.is_down = True
     end_of_outage = threading.Timer(60, lambda: setattr(faulty, "is_down", False))
     end_of_outage.start()
-    code = driver.process.wait(LIMIT)
+    code = driver.process.wait(LIMIT_SECONDS)
     end_of_outage.join()
     if code:
         assert code == 2, driver.log.read_text()

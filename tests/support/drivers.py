@@ -11,7 +11,7 @@ import psutil
 
 from tests.support.paths import PROJECT
 
-LIMIT = 500.0  # seconds; far more than any of this takes, also on a busy machine
+LIMIT_SECONDS = 500.0  # far more than any of this takes, also on a busy machine
 
 
 class Driver:
@@ -32,7 +32,7 @@ class Driver:
 
     def wait_for(self, condition: Callable[[], Any]) -> None:
         """Until the condition holds, which it must before the driver has ended."""
-        deadline = time.monotonic() + LIMIT
+        deadline = time.monotonic() + LIMIT_SECONDS
         while not condition():
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, self.log.read_text()
@@ -47,7 +47,7 @@ class Driver:
         ]
         if number:
             self.process.send_signal(number)
-        code = self.process.wait(LIMIT)
+        code = self.process.wait(LIMIT_SECONDS)
         self.ended = time.monotonic()
         _, left = psutil.wait_procs(started, timeout=60)
         assert not left, [process.cmdline() for process in left]

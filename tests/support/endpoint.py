@@ -27,7 +27,7 @@ _OTHER_BODIES: dict[str, Any] = {
 }
 _OTHER_CHOICES: dict[str, Any] = {"choices null": None, "list of texts": ["42"]}
 _COUNTED = object()
-SLOW_S = 10.0  # twice the time limit of the client, which must notice also on a busy machine
+SLOW_SECONDS = 10.0  # twice the time limit of the client, which must notice also on a busy machine
 
 
 @dataclass
@@ -117,7 +117,7 @@ class FakeServer:
                 assert request.transport is not None
                 request.transport.abort()
             if fault == "slow":
-                await asyncio.sleep(SLOW_S)
+                await asyncio.sleep(SLOW_SECONDS)
             response = self._answer(body, prompt, counts=not fault)
             if fault in (*MALFORMED, "no choice"):
                 return _malformed(response, fault)

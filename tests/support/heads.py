@@ -111,10 +111,10 @@ def ray_head(
     """Start a head and end it, with all its processes.
 
     Args:
-        options: of `ray start`, beside ports, folder and the dashboard on loopback.
-        host: address of the node. port: of the GCS. dashboard_port: of the dashboard. Default: free ones.
-        variables: of the environment of the head and of its drivers, such as those of token authentication.
-        start_variables: of the head's only.
+        options: options of `ray start`, beside ports, folder and the dashboard on loopback.
+        host: the node's address. port: the GCS's port. dashboard_port: the dashboard's port. Default: free ones.
+        variables: environment variables of the head and of its drivers, such as those of token authentication.
+        start_variables: environment variables of the head only.
     """
     gcs, dashboard, client = free_ports(3)
     gcs = port or gcs

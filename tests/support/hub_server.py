@@ -23,7 +23,7 @@ COMMIT = "0123" * 10  # of every repository
 class Hub:
     """What is there. files: by repository, then by path. private: by repository. downloaded: paths of files.
 
-    status: of all downloads, instead of the files.
+    status: the status with which all downloads are answered, instead of the files.
     """
 
     address: str = ""

@@ -15,7 +15,7 @@ def make_examples(count: int, documents: int, *, hops: int = 1, words: int = 8) 
     """Examples `e0`, `e1`, ... whose answers are in their gold documents.
 
     Args:
-        words: of each document.
+        words: the number of words in each document.
     """
     examples = []
     for number in range(count):

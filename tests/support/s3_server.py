@@ -20,8 +20,8 @@ class Faulty:
 
     Args:
         app: the store.
-        fault_probability: of each request, 0 to 1.
-        seed: of the random numbers; the clients determine the order of the requests.
+        fault_probability: the probability that a request fails, 0 to 1.
+        seed: the seed of the random numbers; the clients determine the order of the requests.
 
     While `is_down` is true, every request is refused.
     """

@@ -88,7 +88,7 @@ def test_describe_shortens_the_name_and_not_the_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "passes"),
+    ("error", "expected"),
     [
         (urllib.error.URLError(ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")), True),
         (urllib.error.URLError(socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")), True),
@@ -103,8 +103,8 @@ def test_describe_shortens_the_name_and_not_the_reason() -> None:
         (urllib.error.HTTPError("http://a", 400, "Bad Request", Message(), None), False),
     ],
 )
-def test_may_pass_looks_at_why_an_address_could_not_be_opened(error: Exception, passes: bool) -> None:
-    assert is_transient(error) is passes
+def test_is_transient_by_the_reason_why_an_address_could_not_be_opened(error: Exception, expected: bool) -> None:
+    assert is_transient(error) is expected
 
 
 def with_status(status: int) -> requests.HTTPError:
@@ -119,20 +119,20 @@ def of_s3(status: int, code: str) -> ClientError:
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
-def test_may_pass_where_a_server_may_answer_the_next_time(status: int) -> None:
+def test_is_transient_accepts_statuses_of_overloaded_servers(status: int) -> None:
     assert is_transient(with_status(status))
     assert is_transient(of_s3(status, "SlowDown"))
     assert is_transient(urllib.error.HTTPError("http://a", status, "", Message(), None))
 
 
 @pytest.mark.parametrize("status", [301, 400, 401, 403, 404, 410, 451])
-def test_may_pass_no_refusal(status: int) -> None:
+def test_is_transient_rejects_statuses_of_refused_requests(status: int) -> None:
     assert not is_transient(with_status(status))
     assert not is_transient(of_s3(status, "AccessDenied"))
     assert not is_transient(urllib.error.HTTPError("http://a", status, "", Message(), None))
 
 
-def test_may_pass_a_slow_request_that_s3_refuses() -> None:
+def test_is_transient_accepts_a_request_timeout_of_s3() -> None:
     assert is_transient(of_s3(400, "RequestTimeout"))
 
 
@@ -145,9 +145,9 @@ def test_may_pass_a_slow_request_that_s3_refuses() -> None:
         ProfileNotFound(profile="x"),
     ],
 )
-def test_may_pass_no_wrong_setting(error: Exception) -> None:
+def test_is_transient_rejects_errors_of_wrong_settings(error: Exception) -> None:
     assert not is_transient(error)
 
 
-def test_may_pass_a_broken_connection_of_ssl() -> None:
+def test_is_transient_accepts_a_broken_ssl_connection() -> None:
     assert is_transient(requests.exceptions.SSLError("EOF occurred in violation of protocol"))

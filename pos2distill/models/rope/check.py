@@ -1,5 +1,6 @@
-"""Whether an inference-time method can be applied to a model."""
+"""Whether an inference-time method, or a view that shifts positions, can be applied to a model."""
 
+import math
 from typing import Any
 
 from pos2distill.config import ModelSection
@@ -9,6 +10,7 @@ from pos2distill.models.rope.attention_buckets import use_bases
 from pos2distill.models.rope.curves import CONFIG_KEY
 from pos2distill.models.rope.layer_scales import resolve_scales, rope_types, scale_layers
 from pos2distill.models.rope.ms_poe import apply_ms_poe
+from pos2distill.models.trainable import longest_with_fixed_rope
 
 # The classes of vLLM 0.32 that compute their rotations in the plain way.
 _VLLM_TYPES = ("default", "llama3")
@@ -49,6 +51,31 @@ def check_inference(model: ModelSection, inference: InferenceSection) -> None:
         scale_layers(lm, scales, model.path)
         if model.engine == "vllm":
             _require_scalable_in_vllm(lm.config, model.path)
+
+
+def require_position_room(model: ModelSection, config: Any, factor: float) -> None:
+    """Refuse a model with fewer positions than `factor` times its context, since shifted rows would need more.
+
+    RoPE scales divide positions, so that with scales above 1 more of them fit, and with scales below 1 fewer.
+
+    Args:
+        config: the model's config.
+    Raises:
+        UserError: with the context that leaves room.
+    """
+    # Imported here, because loading a model applies the methods of this package.
+    from pos2distill.models.load import context_length
+
+    factor /= min(resolve_scales(model.rope_scales, config, model.path), default=1.0)
+    text_config = config.get_text_config()
+    limits = (getattr(text_config, "max_position_embeddings", None), longest_with_fixed_rope(text_config))
+    positions = min((limit for limit in limits if limit), default=None)
+    context = context_length(model)
+    if positions and factor * context > positions:
+        raise UserError(
+            f"method.view: shifted rows need {math.ceil(factor * context)} positions, {model.path} has {positions}; "
+            f"set model.max_length to {int(positions / factor)} or less"
+        )
 
 
 def _require_scalable_in_vllm(config: Any, shown: str) -> None:

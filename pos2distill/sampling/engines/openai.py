@@ -18,7 +18,7 @@ from pos2distill.sampling.engines.protocol import Failure, GenerationResult, Sam
 from pos2distill.tasks.prompts import Messages, fewest_tokens, joined_text
 
 # For each request of a check: a wrong address is reported within 20 s.
-_CHECK_TIMEOUT_S = 8.0
+_CHECK_TIMEOUT_SECONDS = 8.0
 _STOP_REASONS = ("stop", "eos", "eos_token")  # servers' words for: the model ended its answer
 _CONTENT_FILTER = "content_filter"
 # The code, the type or the whole message of an error with which a server refuses a prompt for its content: Azure and
@@ -309,7 +309,10 @@ def _list_models(settings: EndpointSection) -> dict[str, Mapping[str, Any]]:
 
 def _client_for_checks(settings: EndpointSection, max_retries: int) -> openai.OpenAI:
     return openai.OpenAI(
-        base_url=settings.base_url, api_key=read_api_key(settings), timeout=_CHECK_TIMEOUT_S, max_retries=max_retries
+        base_url=settings.base_url,
+        api_key=read_api_key(settings),
+        timeout=_CHECK_TIMEOUT_SECONDS,
+        max_retries=max_retries,
     )
 
 

@@ -27,12 +27,10 @@ class TorchStrategy:
         precision = torch_dtype(study.training.precision)
         # Trained weights are fp32 under autocast, the same master weights that ZeRO keeps. With adapters, the model's
         # own weights are frozen, need no master weights, and are loaded in the model's dtype.
-        weights, computing = torch.float32, precision
-        if study.training.lora and precision == torch.bfloat16:
-            weights = torch_dtype(study.model.dtype)
-        if study.training.lora:
-            computing = weights
-        lm = load_model(student_start, dtype=weights, computing=computing, device=device, packed=True)
+        lora = study.training.lora is not None
+        weight_dtype = torch_dtype(study.model.dtype) if lora and precision == torch.bfloat16 else torch.float32
+        compute_dtype = weight_dtype if lora else precision
+        lm = load_model(student_start, dtype=weight_dtype, compute_dtype=compute_dtype, device=device, packed=True)
         prepare_for_training(lm, study, trainers)
         # Trained weights are fp32, adapters too: in bfloat16, Adam's small updates would be rounded away.
         for parameter in trainable(lm).values():

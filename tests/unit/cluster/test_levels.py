@@ -13,8 +13,8 @@ from cluster.rules.fields import Fields, Rule
 from cluster.spec import load_cluster
 from cluster.types import KubeManifest, Level
 from cluster.validate import check
+from tests.support.manifest_faults import ERRORS, OBJECTS, POLICIES, RISKS, WARNINGS, WORKERS
 from tests.support.manifests import changed
-from tests.unit.cluster.faults import ERRORS, OBJECTS, POLICIES, RISKS, WARNINGS, WORKERS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text()
 ALL_RULES = (*rules.ERRORS, *rules.POLICIES, *rules.RISKS, *rules.WARNINGS)

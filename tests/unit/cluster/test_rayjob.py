@@ -82,7 +82,7 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ca
         return lambda: [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines()]
 
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(rayjob, "POLL_S", 0.05)
+    monkeypatch.setattr(rayjob, "POLL_SECONDS", 0.05)
     return script
 
 
@@ -516,7 +516,7 @@ def test_submit_reopens_a_log_that_ends_while_the_job_runs(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rayjob, "_LOG_END_S", 0.2)
+    monkeypatch.setattr(rayjob, "_LOG_END_SECONDS", 0.2)
     calls = kubectl({"get rayjob": [NONE, *[RUNNING] * 20, DONE], "logs": [{"out": "so far\n"}, {"out": "and on\n"}]})
     assert command_line.main(["cluster", "submit", *WORDS]) == 0
     assert "and on" in capfd.readouterr().out
@@ -537,7 +537,7 @@ def test_submit_ends_after_a_long_outage(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rayjob, "OUTAGE_S", 0.2)
+    monkeypatch.setattr(rayjob, "OUTAGE_SECONDS", 0.2)
     kubectl({"get rayjob": [NONE, RUNNING, SILENT]})
     assert command_line.main(["cluster", "submit", *WORDS]) == 2
     assert "i/o timeout; the job may still run; run the same command to follow it" in capfd.readouterr().err

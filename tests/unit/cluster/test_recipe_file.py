@@ -130,7 +130,7 @@ def changed(path: Path, old: str, new: str) -> None:
         ),
         (
             lambda path: path.write_text(path.read_text() + f"# s3://key:{SECRET}@bucket/x\n"),
-            " contains what looks like a secret, and a ConfigMap is no place for it; use pods.secrets instead",
+            " contains what looks like a secret, which a ConfigMap does not protect; use pods.secrets instead",
         ),
         (
             lambda path: changed(path, "examples/toy/data.jsonl.gz", "data.jsonl.gz"),

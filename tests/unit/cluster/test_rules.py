@@ -10,8 +10,7 @@ from cluster.rules.fields import quantity
 from cluster.spec import load_cluster
 from cluster.types import KubeManifest, Level
 from cluster.validate import check
-from tests.support.manifests import changed
-from tests.unit.cluster.faults import (
+from tests.support.manifest_faults import (
     CLUSTER,
     COLLECTOR,
     ERRORS,
@@ -29,6 +28,7 @@ from tests.unit.cluster.faults import (
     environment,
     node_affinity,
 )
+from tests.support.manifests import changed
 
 BUCKET_OF_A_SECRET = {"name": "GCS_BUCKET", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}
 

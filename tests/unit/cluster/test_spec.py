@@ -119,7 +119,7 @@ WRONG = [
     ("pods.volumes=[{claim: a, mount: /usr}]", "pods.volumes[0].mount: /usr is reserved; choose another folder"),
     (
         "sampling_fallbacks={data: {max: 1, node: {cpus: 8, memory: 32Gi, gpus: 1}}}",
-        "sampling_fallbacks: 'data' is no name for a group; choose another DNS label",
+        "sampling_fallbacks: 'data' is not a valid group name; choose another DNS label",
     ),
     (
         "sampling_fallbacks={od: {max: 1, node: {cpus: 8, memory: 32Gi}}}",
@@ -146,13 +146,13 @@ WRONG = [
     ),
     (
         "image=Reg/Proj:1",
-        "image: 'Reg/Proj:1' is no reference of an image; expected REGISTRY/NAME:VERSION, with a lower-case name; did "
-        "you mean 'reg/proj:1'?",
+        "image: 'Reg/Proj:1' is not a valid image reference; expected REGISTRY/NAME:VERSION, with a lower-case name; "
+        "did you mean 'reg/proj:1'?",
     ),
     ("image=registry.example.org:5000/Team/P:V1", "did you mean 'registry.example.org:5000/team/p:V1'?"),
-    ("image=https://registry.example.org/p:1", "'https://registry.example.org/p:1' is no reference of an image"),
-    ("image='a b:1'", "image: 'a b:1' is no reference of an image; expected REGISTRY/NAME:VERSION"),
-    ("image=''", "image: '' is no reference of an image; expected REGISTRY/NAME:VERSION"),
+    ("image=https://registry.example.org/p:1", "'https://registry.example.org/p:1' is not a valid image reference"),
+    ("image='a b:1'", "image: 'a b:1' is not a valid image reference; expected REGISTRY/NAME:VERSION"),
+    ("image=''", "image: '' is not a valid image reference; expected REGISTRY/NAME:VERSION"),
     ("pods.pull_secrets=[ok, Reg_1]", "pods.pull_secrets: 'Reg_1' is not a valid name; use a to z, 0 to 9, - and dots"),
     ("pods.pull_secrets=[Reg_1]", "; did you mean 'reg-1'?"),
     (
@@ -160,8 +160,8 @@ WRONG = [
         "pods.priority_class: 'High' is not a valid name; use a to z, 0 to 9, - and dots; did",
     ),
     ("pods.secrets=[{env: A, secret: a..b, key: c}]", "pods.secrets[0].secret: 'a..b' is not a valid name; use a to z"),
-    ("pods.secrets=[{env: A, secret: a, key: b/c}]", "pods.secrets[0].key: 'b/c' is no key of a Secret; use letters"),
-    ("pods.secrets=[{env: A, secret: a, key: ''}]", "pods.secrets[0].key: '' is no key of a Secret; use letters"),
+    ("pods.secrets=[{env: A, secret: a, key: b/c}]", "pods.secrets[0].key: 'b/c' is not a valid Secret key; use"),
+    ("pods.secrets=[{env: A, secret: a, key: ''}]", "pods.secrets[0].key: '' is not a valid Secret key; use letters"),
     ("pods.annotations={a b: c}", "pods.annotations: 'a b' is not a valid key; use at most 63 letters, digits"),
     ("pods.service_account_annotations={a b: c}", "pods.service_account_annotations: 'a b' is not a valid key; use at"),
     ("job.labels={a b: c}", "job.labels: 'a b' is not a valid key; use at most 63 letters, digits"),
@@ -187,8 +187,8 @@ WRONG = [
     *(
         (f"training.node.resources={{{resource}}}", f"training.node.resources: {message}")
         for resource, message in (
-            ("rdma/h c: '1'", "'rdma/h c' is no resource of a device; expected for example rdma/hca"),
-            ("hca: '1'", "'hca' is no resource of a device; expected for example rdma/hca"),
+            ("rdma/h c: '1'", "'rdma/h c' is not a device resource; expected for example rdma/hca"),
+            ("hca: '1'", "'hca' is not a device resource; expected for example rdma/hca"),
             ("rdma/hca: '0.5'", "rdma/hca: expected a number of devices, for example '4', got '0.5'"),
             ("rdma/hca: 2Gi", "rdma/hca: expected a number of devices, for example '4', got '2Gi'"),
             ("hugepages-2Mi: '4'", "hugepages-2Mi: expected an amount of memory, for example 512Mi, got '4'"),
@@ -227,8 +227,8 @@ WRONG = [
         "network.egress[0].cidr: expected a network, for example 10.0.0.0/16, got 10",
     ),
     ("namespace=kube-system", "namespace: kube-system belongs to Kubernetes; choose another one"),
-    ("sampling.node.instance_type=p4d.24xlarge", "sampling.node.instance_type: p4d.24xlarge is no machine of platform"),
-    ("head.instance_type=m6i.xlarge", "head.instance_type: m6i.xlarge is no machine of platform gke"),
+    ("sampling.node.instance_type=p4d.24xlarge", "sampling.node.instance_type: p4d.24xlarge is not a machine"),
+    ("head.instance_type=m6i.xlarge", "head.instance_type: m6i.xlarge is not a machine type of platform gke"),
     ("network.dns=[10.0.0.0/255.0.0.0]", "network.dns: expected a network, for example 10.0.0.0/16, got 10.0.0.0/255"),
     ("ray_version=newest", "ray_version: expected a full version, for example 2.60.0, got newest"),
     ("sampling.min=3", "sampling.min: 3 is more than max, 2"),
@@ -283,7 +283,7 @@ WRONG = [
     ),
     (
         f"sampling_fallbacks={{{'a' * 64}: {{max: 1, node: {{cpus: 1, memory: 16Gi, gpus: 1}}}}}}",
-        f"sampling_fallbacks: '{'a' * 60}' is no name for a group; choose another DNS label of at most 63",
+        f"sampling_fallbacks: '{'a' * 60}' is not a valid group name; choose another DNS label of at most 63",
     ),
     ("training.grace_s=5", "training.grace_s: input should be greater than or equal to 20, got 5"),
     ("pods.user=0", "pods.user: input should be greater than or equal to 1, got 0"),

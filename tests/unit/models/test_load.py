@@ -221,7 +221,7 @@ def test_load_model_resolves_attention_by_the_dtype_of_autocast(
 
     monkeypatch.setattr("pos2distill.models.load.resolve_attention", pick)
     model = ModelSection(path=tiny_model_path, dtype="bfloat16")
-    load_model(model, dtype=torch.float32, computing=torch.bfloat16, packed=True)
+    load_model(model, dtype=torch.float32, compute_dtype=torch.bfloat16, packed=True)
     load_model(model, dtype=torch.float32, packed=True)
     assert dtypes == [torch.bfloat16, torch.float32]
 

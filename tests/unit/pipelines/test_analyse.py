@@ -1,5 +1,7 @@
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 
 from pipelines.cli import command_line
 from pipelines.plan import make_plan
+from pipelines.progress import StageProgress, show_stage
 from pipelines.stages import analyse
 from pos2distill.config.load import load_recipe
 from pos2distill.errors import ExitCode
@@ -134,6 +137,22 @@ def test_analyse_resumes_after_every_part(
     shift, undisturbed = (analyses_in(folder)["base"]["token_shift"] for folder in (tmp_path, tmp_path / "undisturbed"))
     assert shift == undisturbed
     assert not list(tmp_path.glob("base-analysis-*/*-parts"))
+
+
+def test_analyse_shows_progress_while_it_generates_and_while_it_passes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[tuple[str, str, int]] = []
+
+    @contextmanager
+    def recording(label: str, total: int, *, unit: str, **settings: Any) -> Iterator[StageProgress]:
+        with show_stage(label, total, unit=unit, **settings) as progress:
+            yield progress
+        shown.append((label, f"{progress.count} of {total} {unit}s", progress.done))
+
+    monkeypatch.setattr(analyse, "show_stage", recording)
+    run(capsys, "analyse", "quickstart", tmp_path, "evaluation.slots=[0]", "analysis.attention=false")
+    assert shown == [("analyse base", "4 of 4 prompts", 0), ("analyse base", "4 of 4 responses", 0)]
 
 
 def evaluation_of(storage: Path) -> Artifact:

@@ -14,7 +14,7 @@ from pos2distill.records import Tokens
 from pos2distill.sampling.engines.openai import OpenAiEngine, check_endpoint, read_api_key, served_context
 from pos2distill.sampling.engines.protocol import Failure, GenerationResult, SamplingParams, TextCompletion
 from pos2distill.tasks.prompts import Messages
-from tests.support.endpoint import FAULTS, MALFORMED, SLOW_S, FakeServer, serve
+from tests.support.endpoint import FAULTS, MALFORMED, SLOW_SECONDS, FakeServer, serve
 
 GREEDY = SamplingParams(0.0, 1.0, 8, ())
 CHAT = ModelSection(path="tiny", engine="openai")
@@ -41,7 +41,7 @@ def test_openai_answers_every_prompt_once_in_spite_of_faults() -> None:
     prompts = [f"What is the number {number}?" for number in range(1000)]
     server = FakeServer(answer=lambda prompt: f"It is {prompt.split()[-1][:-1]}.", fault_probability=0.1)
     with serve(server):
-        results = ask(server, prompts, concurrency=64, timeout_s=SLOW_S / 2)
+        results = ask(server, prompts, concurrency=64, timeout_s=SLOW_SECONDS / 2)
     assert [result.text for result in results if isinstance(result, TextCompletion)] == [
         f"It is {number}." for number in range(1000)
     ]
@@ -394,14 +394,14 @@ def test_check_endpoint_passes_a_server_that_answers_but_fails_to_list_its_model
 
 
 def test_check_endpoint_passes_a_server_that_takes_long_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pos2distill.sampling.engines.openai._CHECK_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("pos2distill.sampling.engines.openai._CHECK_TIMEOUT_SECONDS", 0.5)
     with serve(CannotList(fault_probability=1.0, kinds=("slow",))) as server:
         check_endpoint(CHAT, EndpointSection(base_url=server.url))
     assert server.faults["slow"] == 1
 
 
 def test_check_endpoint_gives_a_silent_server_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pos2distill.sampling.engines.openai._CHECK_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("pos2distill.sampling.engines.openai._CHECK_TIMEOUT_SECONDS", 0.5)
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         pytest.raises(UserError, match=r": no server answers \(.*timed out"),

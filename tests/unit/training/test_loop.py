@@ -350,7 +350,7 @@ class Requests:
     """Requests an action at one of the polls, and keeps what was saved.
 
     Attributes:
-        polls: of each poll the number of completed steps, and whether it was within a step.
+        polls: for each poll, the number of completed steps and whether it was within a step.
     """
 
     def __init__(self, action: Action, poll: int) -> None:

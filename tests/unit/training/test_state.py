@@ -139,21 +139,29 @@ def test_stored_state_reads_what_any_number_of_ranks_wrote(tmp_path: Path, write
         stored.verify(rank=rank, world=readers)
 
 
-def test_write_state_divides_tensors_between_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Each tensor in one file; shares about alike; shards no larger than asked, unless one tensor is."""
+def test_assign_files_divides_tensors_between_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tensor in one file; about the same bytes for each rank; no file too large, unless one tensor is."""
     monkeypatch.setattr(state, "_FILE_BYTES", 4 * 200)
     shapes = {f"layer.{number}": (4, 10 + number % 7) for number in range(60)} | {"large": (300,)}
-    shares = state._assign_files(shapes, 4)
-    keys = [key for share in shares for keys in share.values() for key in keys]
-    assert sorted(keys) == sorted(f"{kind}/{name}" for name in shapes for kind in KINDS)
-    sizes = [[sum(math.prod(shapes[key.split("/")[1]]) for key in keys) for keys in share.values()] for share in shares]
-    totals = [sum(each) for each in sizes]
+    files_by_rank = state._assign_files(shapes, 4)
+    assigned_keys = [key for files in files_by_rank for keys in files.values() for key in keys]
+    assert sorted(assigned_keys) == sorted(f"{kind}/{name}" for name in shapes for kind in KINDS)
+    totals = []
+    for files in files_by_rank:
+        sizes = [sum(math.prod(shapes[key.split("/")[1]]) for key in keys) for keys in files.values()]
+        assert all(size == 300 or size <= 200 for size in sizes)
+        totals.append(sum(sizes))
     assert max(totals) - min(totals) <= 3 * 300
-    assert all(size in (300,) or size <= 200 for each in sizes for size in each)
-    assert [next(iter(share)) for share in shares][2] == "state-00002-of-00004-000.safetensors"
-    assert len({file for share in shares for file in share}) == sum(len(share) for share in shares)
+    assert next(iter(files_by_rank[2])) == "state-00002-of-00004-000.safetensors"
+    assert len({file for files in files_by_rank for file in files}) == sum(len(files) for files in files_by_rank)
+
+
+def test_write_state_writes_every_tensor_to_several_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(state, "_FILE_BYTES", 64)
-    assert all(torch.equal(value, tensors(tmp_path)[key]) for key, value in make_state(tmp_path).items())
+    full = make_state(tmp_path)
+    written = tensors(tmp_path)
+    assert written.keys() == full.keys()
+    assert all(torch.equal(written[key], full[key]) for key in full)
     assert len(list(tmp_path.glob("*.safetensors"))) > 6
 
 
@@ -165,7 +173,7 @@ def test_write_state_writes_state_bytes_of_each_parameter(tmp_path: Path) -> Non
 
 
 def test_write_state_never_holds_more_than_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A shard is written as soon as it is whole."""
+    """A file is written as soon as it has all its tensors."""
     monkeypatch.setattr(state, "_FILE_BYTES", 4 * 100)
     seen = []
 
@@ -250,6 +258,6 @@ def test_stored_state_names_a_corrupt_file(tmp_path: Path, damage: Callable[[Pat
     path = tmp_path / "state-00001-of-00002-000.safetensors"
     damage(path)
     stored = StoredState(tmp_path, SHAPES)
-    stored.verify(rank=0, world=2)  # the other's share
+    stored.verify(rank=0, world=2)  # the other rank's files
     with pytest.raises(UserError, match=rf"^{path}: {message}$"):
         stored.verify(rank=1, world=2)

@@ -14,8 +14,9 @@ from transformers import LlamaConfig
 
 from pos2distill.config import ModelSection, Recipe, Study
 from pos2distill.errors import UserError
-from pos2distill.models.load import load_model, require_position_room
+from pos2distill.models.load import load_config, load_model
 from pos2distill.models.packing import PositionView, ResponseBatch
+from pos2distill.models.rope.check import require_position_room
 from pos2distill.training import views
 from pos2distill.training.micro_batches import pack
 from pos2distill.training.rows import Row
@@ -236,25 +237,27 @@ def test_an_early_token_still_moves_a_late_logit_across_the_skip(
 # --- errors
 
 
+def require_room(model: ModelSection, view: str) -> None:
+    require_position_room(model, load_config(model), POSITIONS[view])
+
+
 def test_views_need_positions(tiny_model_path: str) -> None:
-    require_position_room(ModelSection(path=tiny_model_path, max_length=256), POSITIONS["skip"])
-    require_position_room(ModelSection(path=tiny_model_path, max_length=465), POSITIONS["cyclic"])
+    require_room(ModelSection(path=tiny_model_path, max_length=256), "skip")
+    require_room(ModelSection(path=tiny_model_path, max_length=465), "cyclic")
     with pytest.raises(UserError) as caught:
-        require_position_room(ModelSection(path=tiny_model_path), POSITIONS["skip"])
+        require_room(ModelSection(path=tiny_model_path), "skip")
     assert str(caught.value) == (
         f"method.view: shifted rows need 1024 positions, {tiny_model_path} has 512; set model.max_length to 256 or less"
     )
     with pytest.raises(UserError, match=r"need 514 positions, .* has 512; set model.max_length to 465 or less"):
-        require_position_room(ModelSection(path=tiny_model_path, max_length=467), POSITIONS["cyclic"])
+        require_room(ModelSection(path=tiny_model_path, max_length=467), "cyclic")
 
 
 def test_views_need_positions_of_the_smallest_rope_scale(tiny_model_path: str) -> None:
     """A layer of scale s rotates position p as p / s."""
 
     def require(length: int, *scales: float) -> None:
-        require_position_room(
-            ModelSection(path=tiny_model_path, max_length=length, rope_scales=scales), POSITIONS["skip"]
-        )
+        require_room(ModelSection(path=tiny_model_path, max_length=length, rope_scales=scales), "skip")
 
     require(512, 2.0)
     require(256, 1.0, 4.0)
@@ -266,4 +269,4 @@ def test_views_need_positions_whose_frequencies_do_not_depend_on_the_batch(tmp_p
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     LlamaConfig(**SMALL, **HEADS, max_position_embeddings=512, rope_parameters=rope).save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"need 600 positions, .* has 512"):
-        require_position_room(ModelSection(path=str(tmp_path), max_length=300), POSITIONS["skip"])
+        require_room(ModelSection(path=str(tmp_path), max_length=300), "skip")

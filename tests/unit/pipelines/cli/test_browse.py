@@ -23,7 +23,7 @@ from pipelines.plan import make_plan
 from pipelines.provenance import UNFINISHED_FILE, Provenance, read_provenance, record_provenance
 from pipelines.results import comparison
 from pipelines.results.artifact_lookup import list_artifacts
-from pipelines.results.inspection.inspect import QuestionFilter, inspect
+from pipelines.results.inspection.questions import QuestionFilter, iter_questions
 from pipelines.stages.sample import sample_ids_of
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
@@ -103,7 +103,7 @@ def test_inspect_filters_and_limits(recipe: Recipe, command: Command, capsys: py
 def test_inspect_refuses_a_position_that_was_not_evaluated(recipe: Recipe) -> None:
     selection = QuestionFilter(position="9")
     with pytest.raises(UserError, match=r"^--position: 9: expected one of those evaluated: 1, 2, 3, 4$"):
-        list(inspect(recipe.storage, selection, samples=False, prompts=False))
+        list(iter_questions(recipe.storage, selection, samples=False, prompts=False))
 
 
 def test_inspect_of_one_prompt_length(recipe: Recipe, command: Command) -> None:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from pos2distill.config import Study
 from pos2distill.errors import UserError, did_you_mean_one
 from pos2distill.evaluation.scores import position_order
 from pos2distill.store.artifacts import Artifact
@@ -49,7 +50,7 @@ class QuestionFilter:
         )
 
 
-def inspect(
+def iter_questions(
     run: str,
     question_filter: QuestionFilter,
     *,
@@ -71,40 +72,43 @@ def inspect(
     """
     artifact = open_artifact(run, [[SAMPLES]] if samples else [SCORES, [SAMPLES]], task, unfinished=True)
     study = study_of(artifact)
-    method = study.inference.method
     is_finished = artifact.is_finished
+    _print_notice(artifact, study, is_finished=is_finished)
+    if entropy:
+        _require_entropy(artifact, study)
+    _require_outcome(question_filter.outcome, artifact)
+    if artifact.name == SAMPLES:
+        questions = sample_rows(artifact, study, entropy=entropy)
+    else:
+        questions = answer_rows(artifact, study)
+    prompt_text = PromptText(study) if prompts else None
+    shown = 0
+    positions: dict[int, set[str]] = {}
+    for question in questions:
+        if shown == question_filter.limit:
+            return
+        values = question.values
+        positions.setdefault(values["documents"], set()).add(values["position"])
+        if not question_filter.accepts(values):
+            continue
+        shown += 1
+        row = dict(values)
+        if question.read_entropy is not None:
+            row["entropy"] = question.read_entropy()
+        if prompt_text is not None:
+            row["prompt"] = prompt_text(question.prompt)
+        yield row
+    if is_finished and positions:
+        _require_evaluated(question_filter, positions)
+
+
+def _print_notice(artifact: Artifact, study: Study, *, is_finished: bool) -> None:
+    """Tell the user what decides how the questions are to be read."""
+    method = study.inference.method
     if not is_finished:
         print(f"{artifact.url}: not finished; what is stored so far is shown", file=sys.stderr, flush=True)
     elif method != "none" and artifact.name != SAMPLES:
         print(f"{artifact.url}: inference.method={method}", file=sys.stderr, flush=True)
-    if entropy and artifact.name != SAMPLES:
-        raise UserError("--entropy: is of samples; give --samples too")
-    if entropy and study.method.teacher != "cached":
-        raise UserError(
-            f"--entropy: {artifact.url} holds no teacher states, which method.teacher=cached stores "
-            f"(here {study.method.teacher})"
-        )
-    _require_outcome(question_filter.outcome, artifact)
-    is_of_samples = artifact.name == SAMPLES
-    rows = sample_rows(artifact, study, entropy=entropy) if is_of_samples else answer_rows(artifact, study)
-    prompt_text = PromptText(study) if prompts else None
-    shown = 0
-    positions: dict[int, set[str]] = {}
-    for row in rows:
-        if shown == question_filter.limit:
-            return
-        positions.setdefault(row.values["documents"], set()).add(row.values["position"])
-        if not question_filter.accepts(row.values):
-            continue
-        shown += 1
-        values = dict(row.values)
-        if row.read_entropy is not None:
-            values["entropy"] = row.read_entropy()
-        if prompt_text is not None:
-            values["prompt"] = prompt_text(row.prompt)
-        yield values
-    if is_finished and positions:
-        _require_evaluated(question_filter, positions)
 
 
 def require_limit(limit: int) -> None:
@@ -123,6 +127,17 @@ def _require_evaluated(question_filter: QuestionFilter, positions: Mapping[int, 
     if position is not None and position not in possible:
         evaluated = ", ".join(sorted(possible, key=position_order))
         raise UserError(f"--position: {position}: expected one of those evaluated: {evaluated}")
+
+
+def _require_entropy(artifact: Artifact, study: Study) -> None:
+    """Refuse to show the teacher's entropy where its states are not stored."""
+    if artifact.name != SAMPLES:
+        raise UserError("--entropy: is of samples; give --samples too")
+    if study.method.teacher != "cached":
+        raise UserError(
+            f"--entropy: {artifact.url} holds no teacher states, which method.teacher=cached stores "
+            f"(here {study.method.teacher})"
+        )
 
 
 def _require_outcome(name: str | None, artifact: Artifact) -> None:

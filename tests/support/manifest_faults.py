@@ -1,6 +1,7 @@
 """Faults of manifests, one each, by the level of what is reported: the path, the value, and a part of the line.
 
-The base is a rendered job (`test_rules.py`). In a path, ~ is a dot inside a name. As a value, ... removes the field.
+The base is a rendered job (`tests/unit/cluster/test_rules.py`). In a path, ~ is a dot inside a name. As a value, ...
+removes the field.
 """
 
 from typing import Any
@@ -36,8 +37,8 @@ LOST_NODE: list[dict[str, Any]] = [
 TOKEN_VOLUME = {"name": "token", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
 
 ERRORS: list[tuple[str, Any, str]] = [
-    ("kind", "RayJbo", "kind: 'RayJbo' is no kind of KubeRay; set one of RayJob, RayCluster"),
-    ("apiVersion", "ray.io/v2", "apiVersion: 'ray.io/v2' is no version of KubeRay; set ray.io/v1"),
+    ("kind", "RayJbo", "kind: 'RayJbo' is not a KubeRay kind; set one of RayJob, RayCluster"),
+    ("apiVersion", "ray.io/v2", "apiVersion: 'ray.io/v2' is not a KubeRay version; set ray.io/v1"),
     (f"{HEAD}.{RAY}.image", ..., "image: missing; KubeRay sets none, and Kubernetes refuses the pod"),
     (f"{SAMPLING}.{RAY}.image", "", "image: missing; KubeRay sets none, and Kubernetes refuses the pod"),
     ("kind", ["RayJob"], "kind: expected a string (in quotes), got a list"),
@@ -130,18 +131,18 @@ ERRORS: list[tuple[str, Any, str]] = [
         "secretKeyRef.key: is not a valid key of a Secret; use letters, digits",
     ),
     (f"{HEAD}.{RAY}.ports[0].containerPort", 70000, "ports[0].containerPort: is 70000; set a number from 1 to 65535"),
-    (f"{HEAD}.{RAY}.ports[0].protocol", "tcp", "ports[0].protocol: 'tcp' is no protocol; did you mean 'TCP'?"),
+    (f"{HEAD}.{RAY}.ports[0].protocol", "tcp", "ports[0].protocol: 'tcp' is not a protocol; did you mean 'TCP'?"),
     (
         f"{SAMPLING}.{RAY}.resources.limits.gpu",
         "1",
-        "limits.gpu: is no resource; set one of cpu, memory, ephemeral-storage, or of",
+        "limits.gpu: is not a resource; set one of cpu, memory, ephemeral-storage, or of",
     ),
     (
         f"{SAMPLING}.{RAY}.resources.limits.ephemeral_storage",
         "1Gi",
-        "limits.ephemeral_storage: is no resource; set one of cpu, memory, ephemeral-storage, or of a device, such as",
+        "limits.ephemeral_storage: is not a resource; set one of cpu, memory, ephemeral-storage, or of a device, such",
     ),
-    (f"{SAMPLING}.{RAY}.resources.limits.rdma/h c", "1", "limits.rdma/h c: is no resource; set one of"),
+    (f"{SAMPLING}.{RAY}.resources.limits.rdma/h c", "1", "limits.rdma/h c: is not a resource; set one of"),
     (f"{SAMPLING}.{RAY}.resources.limits.nvidia~com/gpu", "0.5", "limits.nvidia.com/gpu: 0.5 is not a whole number"),
     (f"{SUBMITTER}.spec", [], "submitterPodTemplate.spec: expected a mapping, got a list"),
     (f"{CLUSTER}.historyServerOptions", {"a": 1}, "historyServerOptions.collectorOptions: missing; set the image and"),
@@ -248,8 +249,8 @@ POLICIES: list[tuple[str, Any, str]] = [
     (f"{SUBMITTER}.spec.containers[0].image", "busybox:1.37", "submitterPodTemplate.spec.containers[0].image: is not"),
     (f"{SAMPLING}.{POD}.volumes[0].name", "temp", "volumeMounts[0].name: there is no volume 'tmp'; add it"),
     (f"{SAMPLING}.{RAY}.volumeMounts", [], "volumeMounts: Ray writes to /tmp, which is read-only; mount an emptyDir"),
-    (f"{SAMPLING}.{RAY}.env[0].value", "/home/ray", "env: HOME is no mounted folder, so that caches cannot be written"),
-    (f"{SAMPLING}.{RAY}.env[0]", ..., "env: HOME is no mounted folder, so that caches cannot be written"),
+    (f"{SAMPLING}.{RAY}.env[0].value", "/home/ray", "env: HOME is not on a mounted volume, so caches cannot be"),
+    (f"{SAMPLING}.{RAY}.env[0]", ..., "env: HOME is not on a mounted volume, so caches cannot be written"),
     (f"{SAMPLING}.{RAY}.env[1].name", "HOME", "env[1].name: 'HOME' is set twice; remove one"),
     (f"{SAMPLING}.{RAY}.env[1].name", "RAY_AUTH_MODE", "env[1].name: 'RAY_AUTH_MODE' is set by KubeRay; remove it"),
     *(
@@ -450,13 +451,13 @@ OBJECTS: list[tuple[Level, int, str, Any, str]] = [
     *(
         (Level.ERROR, 1, f"spec.egress[2].to[0].ipBlock.{field}", value, f"ipBlock.{message}")
         for field, value, message in (
-            ("cidr", "everywhere", "cidr: 'everywhere' is no block of addresses; set for example 10.0.0.0/16"),
-            ("cidr", "10.0.0.1", "cidr: '10.0.0.1' is no block of addresses; set for example 10.0.0.0/16"),
-            ("cidr", "10.0.0.0/33", "cidr: '10.0.0.0/33' is no block of addresses"),
-            ("cidr", "10.0.0.0/255.0.0.0", "cidr: '10.0.0.0/255.0.0.0' is no block of addresses"),
-            ("cidr", "", "cidr: '' is no block of addresses"),
-            ("cidr", ..., "cidr: '' is no block of addresses"),
-            ("except", ["10.0.0.0"], "except[0]: is no block of addresses; set for example 10.1.0.0/16"),
+            ("cidr", "everywhere", "cidr: 'everywhere' is not a valid CIDR block; set for example 10.0.0.0/16"),
+            ("cidr", "10.0.0.1", "cidr: '10.0.0.1' is not a valid CIDR block; set for example 10.0.0.0/16"),
+            ("cidr", "10.0.0.0/33", "cidr: '10.0.0.0/33' is not a valid CIDR block"),
+            ("cidr", "10.0.0.0/255.0.0.0", "cidr: '10.0.0.0/255.0.0.0' is not a valid CIDR block"),
+            ("cidr", "", "cidr: '' is not a valid CIDR block"),
+            ("cidr", ..., "cidr: '' is not a valid CIDR block"),
+            ("except", ["10.0.0.0"], "except[0]: is not a valid CIDR block; set for example 10.1.0.0/16"),
             ("except", ["0.0.0.0/0"], "except[0]: must be a smaller part of 0.0.0.0/0; remove it"),
             ("except", ["fd00::/8"], "except[0]: must be a smaller part of 0.0.0.0/0; remove it"),
         )
@@ -466,9 +467,9 @@ OBJECTS: list[tuple[Level, int, str, Any, str]] = [
         for field, value, message in (
             ("port", 0, "port: is 0; set a number from 1 to 65535"),
             ("port", 65536, "port: is 65536; set a number from 1 to 65535"),
-            ("port", "HTTPS", "port: 'HTTPS' is no name of a port; set a number from 1 to 65535"),
-            ("protocol", "TPC", "protocol: 'TPC' is no protocol; did you mean 'TCP'?"),
-            ("protocol", "tcp", "protocol: 'tcp' is no protocol; did you mean 'TCP'?"),
+            ("port", "HTTPS", "port: 'HTTPS' is not a valid port name; set a number from 1 to 65535"),
+            ("protocol", "TPC", "protocol: 'TPC' is not a protocol; did you mean 'TCP'?"),
+            ("protocol", "tcp", "protocol: 'tcp' is not a protocol; did you mean 'TCP'?"),
             ("endPort", 80, "endPort: is 80; set a number from 443 to 65535"),
         )
     ),
