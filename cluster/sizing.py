@@ -55,7 +55,7 @@ GPU_MEMORY_GB = {
 
 
 Disks = dict[str, dict[str, int]]
-"""For each node group, bytes by what they hold. Integers, since a recipe's `method.rounds` has no limit."""
+"""For each node group, bytes by what they hold."""
 
 
 def node_disks(spec: ClusterSpec, recipe: Recipe | None = None, storage: str | None = None) -> Disks:
