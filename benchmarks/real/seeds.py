@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 from matplotlib.figure import Figure
 
-from benchmarks.real.stopped import RESAMPLES, curves, cut, lengths, open_artifact
+from benchmarks.real.stopped import RESAMPLES, answers, curves, cut, lengths, open_artifact
 from pipelines.stages.answers import PREDICTIONS
 from pos2distill.errors import UserError
 from pos2distill.evaluation.cross_fitting import mean_gap_change
@@ -56,12 +56,6 @@ def change(before: Grid, after: list[Grid]) -> dict[str, Any]:
         "gap_corrected": gap,
         "gap_corrected_ci95": gap_interval,
     }
-
-
-def answers(predictions: pa.Table) -> list[list[str]]:
-    """By prompt length and question: one character for each slot, 1 if the answer is right and 0 if not."""
-    grids = [to_grid(predictions, documents) for documents in lengths(predictions)]
-    return [["".join(str(int(right)) for right in question) for question in grid.correct_ES] for grid in grids]
 
 
 def measured(predictions: pa.Table) -> dict[str, Any]:

@@ -55,6 +55,12 @@ def curves(predictions: pa.Table) -> list[dict[str, Any]]:
     return [asdict(to_curve(grid, bootstrap_samples=RESAMPLES, seed=0)) for grid in grids]
 
 
+def answers(predictions: pa.Table) -> list[list[str]]:
+    """By prompt length and question: one character for each slot, 1 if the answer is right and 0 if not."""
+    grids = [to_grid(predictions, documents) for documents in lengths(predictions)]
+    return [["".join(str(int(right)) for right in question) for question in grid.correct_ES] for grid in grids]
+
+
 def cut(predictions: pa.Table) -> int:
     """Answers that ended at the limit of tokens."""
     number: int = pc.sum(pc.equal(predictions["finish_reason"], "length")).as_py()
