@@ -11,11 +11,12 @@ SCALED_CONFIG_FOLDER = "config"
 """The folder with the files, in the folder of the result that they belong to."""
 
 
-def scaled_config_files(model: ModelSection, scales: Sequence[float]) -> dict[str, bytes]:
+def scaled_config_files(model: ModelSection, scales: Sequence[float], *, searched: bool) -> dict[str, bytes]:
     """`config.json` of the model with the scales, and a README.md that says how to load and serve it.
 
     Args:
         scales: one for each layer, or a single one for all.
+        searched: whether a search found them; otherwise they were given.
     """
     # Imported here, so that commands which need no model start without torch.
     from pos2distill.models.load import load_config
@@ -24,5 +25,5 @@ def scaled_config_files(model: ModelSection, scales: Sequence[float]) -> dict[st
     config = load_config(model)
     by_layer = list(resolve_scales(scales, config, model.path))
     setattr(config, CONFIG_KEY, by_layer)
-    card = render_scales_card(model, by_layer, is_hub_name=is_hub_name(model.path))
+    card = render_scales_card(model, by_layer, searched=searched, is_hub_name=is_hub_name(model.path))
     return {"config.json": config.to_json_string().encode(), "README.md": card.encode()}

@@ -70,8 +70,12 @@ _STATUS_OF_MISSING = (404, 410)  # not there, no longer there
 # Others about one file: being written, changed meanwhile, shorter than what was asked for.
 _STATUS_OF_FILE = (*_STATUS_OF_MISSING, 409, 412, 416)
 
-# Codes of S3 with status 400. The answer to HEAD has no code, and botocore gives its status instead.
-_CREDENTIAL_CODES = ("400", "ExpiredToken", "InvalidToken", "TokenRefreshRequired")
+# Codes of S3 about what a request is signed with. The answer to HEAD has no code, and botocore gives its status
+# instead.
+_CREDENTIAL_CODES = (
+    *("400", "ExpiredToken", "InvalidToken", "TokenRefreshRequired"),
+    *("401", "403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"),
+)
 
 # The operating system's words for a full disk: all that Rust libraries (safetensors) and Ray Data keep of the error.
 _DISK_WORDS = ("No space left on device", "Disk quota exceeded")
@@ -101,13 +105,13 @@ def find_refusal(error: BaseException) -> BaseException | None:
         is_about_file = _status_of(chain) in _STATUS_OF_FILE
         if isinstance(chain, PermissionError) or (is_remote and is_permanent(chain) and not is_about_file):
             return chain
-        chain = chain.__cause__ or chain.__context__
+        chain = chain.__cause__ or (None if chain.__suppress_context__ else chain.__context__)
     return None
 
 
 def is_missing(error: BaseException) -> bool:
-    """Whether a server says that it has no such file."""
-    return _status_of(error) in _STATUS_OF_MISSING
+    """Whether a web server says that it has no such file. Storages say the same of a missing bucket or repository."""
+    return type(error).__module__.startswith("aiohttp.") and _status_of(error) in _STATUS_OF_MISSING
 
 
 def error_text(error: BaseException) -> str:
@@ -133,6 +137,9 @@ def fix_hint(error: BaseException, url: str = "") -> str:
     Args:
         url: what could not be used, if it is known.
     """
+    # s3fs 2026.9 makes this of every error of a storage that it does not know.
+    if isinstance(error, OSError) and error.errno == errno.EIO and "://" in url:
+        return ""
     text = _general_fix(error)
     is_s3 = url.startswith(("s3://", "s3a://")) or type(error).__module__.startswith(("botocore", "aiobotocore"))
     return _S3_NETWORK if text == _NETWORK and is_s3 else text
@@ -149,15 +156,13 @@ def _general_fix(error: BaseException) -> str:
     for part, text in _REMOTE_FIXES.items():
         if part in name:
             return text
-    return _CREDENTIALS if _is_about_credentials(error) else ""
+    return _CREDENTIALS if is_about_credentials(error) else ""
 
 
-def _is_about_credentials(error: BaseException) -> bool:
-    """Whether S3 refuses, as its codes say, what the request was signed with."""
+def is_about_credentials(error: BaseException) -> bool:
+    """Whether S3 refuses, as its code says, what the request was signed with."""
     response = getattr(error, "response", None)
-    if not isinstance(response, Mapping):
-        return False
-    return _status_of(error) in (401, 403) or response.get("Error", {}).get("Code") in _CREDENTIAL_CODES
+    return isinstance(response, Mapping) and response.get("Error", {}).get("Code") in _CREDENTIAL_CODES
 
 
 def is_permanent(error: BaseException) -> bool:

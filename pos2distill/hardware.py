@@ -42,7 +42,7 @@ def describe_hardware(cpu_info: Path = _CPU_INFO) -> str:
     """Processor with its vector instructions, cores, memory and GPUs of this machine.
 
     Args:
-        cpu_info: Linux's description of the processors; without it the kind of machine is named alone.
+        cpu_info: Linux's description of the processors; without it the processor is the kind of machine, such as arm64.
     """
     text = cpu_info.read_text() if cpu_info.exists() else ""
     models = re.findall(r"^model name\s*: (.+)$", text, re.MULTILINE)

@@ -16,7 +16,15 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import TransientError, UserError
-from pos2distill.faults import error_file, error_text, find_refusal, fix_hint, is_fault, is_missing, is_permanent
+from pos2distill.faults import (
+    error_file,
+    error_text,
+    fix_hint,
+    is_about_credentials,
+    is_fault,
+    is_missing,
+    is_permanent,
+)
 
 _ANSWER_SECONDS = 10.0
 
@@ -60,9 +68,10 @@ def storage_errors(url: str, setting: str) -> Iterator[None]:
         cause = why_not_found(error) or error
         if not is_fault(cause):
             raise
-        if not is_permanent(cause):
-            # s3fs 2026.9 makes botocore's errors OSErrors, which lack the status.
-            cause = find_refusal(cause) or cause
+        source = cause.__cause__
+        # s3fs 2026.9 makes OSErrors of botocore's errors, without their status and code.
+        if not is_permanent(cause) and source is not None and is_about_credentials(source):
+            cause = source
         kind = UserError if is_permanent(cause) else TransientError
         reason = f"{error_text(cause)}{error_file(cause, url)}"
         raise kind(f"{url}: cannot be used ({reason}) ({setting}){fix_hint(cause, url)}") from None

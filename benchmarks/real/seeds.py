@@ -152,6 +152,10 @@ def main() -> int:
     parser.add_argument("--name", required=True, help="of the files")
     arguments = parser.parse_args()
     output = HERE / f"{arguments.name}.json"
+    if arguments.stages and not arguments.task:
+        parser.error("--stages: needs --task")
+    if not arguments.task and not output.exists():
+        parser.error(f"--name: {output}: no such report to draw; give --task to write it")
     if arguments.task:
         try:
             report = make_report(arguments.task, arguments.stages)

@@ -33,7 +33,7 @@ def write_evaluations(recipe: Recipe, plan: Plan) -> dict[str, Evaluation]:
         files = render_report(report_inputs(recipe, plan))
     scales = plan.study.inference.scales
     if scales:
-        for name, content in scaled_config_files(plan.study.model, scales).items():
+        for name, content in scaled_config_files(plan.study.model, scales, searched=False).items():
             files[f"{SCALED_CONFIG_FOLDER}/{name}"] = content
     write_folder(recipe.storage, "evaluation", files, "summary.json", _summarise(recipe, plan, evaluations))
     return evaluations

@@ -120,7 +120,7 @@ def _export(stage: Stage, scales: Sequence[float]) -> None:
     artifact = stage.artifact
     folder = f"{artifact.path}/{SCALED_CONFIG_FOLDER}"
     artifact.fs.makedirs(folder, exist_ok=True)
-    for name, content in scaled_config_files(stage.study.model, scales).items():
+    for name, content in scaled_config_files(stage.study.model, scales, searched=True).items():
         write_bytes(artifact.fs, f"{folder}/{name}", content)
 
 

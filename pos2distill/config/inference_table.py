@@ -1,6 +1,6 @@
-"""The inference-time methods, in one table. Code that depends on the method reads its entry (`InferenceMethod`).
+"""The inference-time methods, in one table. Code that needs to know what a method changes reads its entry.
 
-A new method is one entry of `_ALL`.
+CONTRIBUTING.md says what a new method needs beside its entry in `_ALL`.
 """
 
 from dataclasses import dataclass

@@ -117,8 +117,8 @@ class Study(Section):
         evaluation, documents = self.evaluation, self.data.documents
         if evaluation.distractor_orders > 1 and self.inference.reorders:
             raise ValueError(
-                f"evaluation.distractor_orders: {evaluation.distractor_orders}, but inference.method 'reorder' orders "
-                f"them; set 1"
+                f"evaluation.distractor_orders: {evaluation.distractor_orders}, but inference.method "
+                f"'{self.inference.method}' orders them; set 1"
             )
         ranks = evaluation.retriever_ranks
         if not ranks:
@@ -156,7 +156,9 @@ class Study(Section):
         if inference.searches_scales and searched > max(available, default):
             raise ValueError(f"inference.search.slots: {searched} slots, but there are {available}; lower it")
         if inference.reorders and self.method.auto_slots == 1:
-            raise ValueError("method.auto_slots: 1, but inference.method 'reorder' compares at least 2 slots")
+            raise ValueError(
+                f"method.auto_slots: 1, but inference.method '{inference.method}' compares at least 2 slots"
+            )
         return self
 
     @model_validator(mode="after")

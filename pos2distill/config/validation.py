@@ -5,7 +5,7 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -56,6 +56,14 @@ class _Field:
         """The field's type; None for a whole section."""
         field = self.section.model_fields.get(self.path[-1]) if self.path else None
         return field.annotation if field else None
+
+    @property
+    def constrained(self) -> Any:
+        """The field's type with its limits, such as `ge`; None for a whole section."""
+        field = self.section.model_fields.get(self.path[-1]) if self.path else None
+        if field is None or not field.metadata:
+            return self.annotation
+        return Annotated[field.annotation, *field.metadata]
 
 
 def to_user_error(
@@ -165,7 +173,7 @@ def _hint_for_list(field: _Field, given: Any, root: type[Section]) -> str:
         is_web = any(str(each).startswith(("http://", "https://")) for each in given)
         return "" if is_web else "; for several files, use a pattern with *"
     can_be_swept = "sweep" in root.model_fields and field.dotted in dotted_names(Study)
-    if can_be_swept and all(_is_valid(each, field.annotation) for each in given):
+    if can_be_swept and all(_is_valid(each, field.constrained) for each in given):
         return f"; to try several with `study`, set sweep.{field.dotted}"
     return ""
 

@@ -209,10 +209,11 @@ def render_model_card(inputs: ReportInputs) -> str:
     )
 
 
-def render_scales_card(model: ModelSection, scales: Sequence[float], *, is_hub_name: bool) -> str:
-    """A README.md for the config of a model whose RoPE scales were searched: what it is and how to load it.
+def render_scales_card(model: ModelSection, scales: Sequence[float], *, searched: bool, is_hub_name: bool) -> str:
+    """A README.md for the config of a model with RoPE scales: what it is and how to load it.
 
     Args:
+        searched: whether a search found the scales; otherwise they were given.
         is_hub_name: whether the model's path is its name on the hub. Another path or URL is not shown (see above).
     """
     served = f"{model.path} --revision {model.revision}" if model.revision else model.path
@@ -220,6 +221,7 @@ def render_scales_card(model: ModelSection, scales: Sequence[float], *, is_hub_n
         model=model.path if is_hub_name else _last_part(model.path),
         served=served if is_hub_name else "MODEL",
         scales=list(scales),
+        searched=searched,
     )
 
 

@@ -21,7 +21,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import infer_compression
 
 from pos2distill.config.formats import stem
-from pos2distill.errors import UserError
+from pos2distill.errors import UserError, warn_once
 from pos2distill.tasks.compressed import DECOMPRESSION_ERRORS, explain_error, open_decompressed
 from pos2distill.tasks.parquet_records import parquet_records
 from pos2distill.urls import open_url, require_listable, storage_errors, why_not_found
@@ -145,7 +145,8 @@ def data_bytes(url: str) -> int:
 def data_files(url: str) -> list[str]:
     """The file itself, or those that a pattern matches, such as `folder/*.parquet`. Only `*` matches others.
 
-    As in a shell, hidden names are matched only by a pattern that has their dot, and links are followed.
+    As in a shell, hidden names are matched only by a pattern that has their dot, and links to files are followed, and
+    to folders by `*`, but not by `**`.
     """
     if "*" not in url or url.startswith(_WEB):
         return [url]
@@ -154,21 +155,39 @@ def data_files(url: str) -> list[str]:
         pattern = re.sub(r"[\[?]", r"[\g<0>]", path)
         require_listable(fs, path.partition("*")[0].rpartition("/")[0] or "/")
         if not isinstance(fs, LocalFileSystem):
-            found = [fs.unstrip_protocol(each) for each in _remote_files(fs, pattern)]
+            found = [fs.unstrip_protocol(each) for each in _visible_files(fs, pattern)]
         elif os.path.exists(path):
             found = [url]
+        elif "**" in pattern:
+            # As in bash, `**` follows no links to folders, which may form circles. No function of fsspec 2026.9 does.
+            found = _visible_files(fs, pattern)
         else:
-            # fsspec 2026.9 follows no links to folders. A set, since a pattern with two `**` finds a file twice.
-            found = sorted({each for each in glob.glob(pattern, recursive=True) if not os.path.isdir(each)})
+            found = _files_behind_links(pattern)
+            _warn_of_unreadable_folders(pattern)
     if not found:
         raise UserError(f"{url}: matches no file (data.path)")
     return found
 
 
-def _remote_files(fs: fsspec.AbstractFileSystem, pattern: str) -> list[str]:
+def _warn_of_unreadable_folders(pattern: str) -> None:
+    """Name folders that a pattern without `**` matches, and whose files are left out because they may not be read."""
+    parent = os.path.dirname(pattern)
+    while "*" in parent:
+        for folder in filter(os.path.isdir, glob.glob(parent)):
+            if not os.access(folder, os.R_OK | os.X_OK, effective_ids=True):
+                warn_once(f"{folder}: may not be read, so its files are left out (data.path)")
+        parent = os.path.dirname(parent)
+
+
+def _files_behind_links(pattern: str) -> list[str]:
+    """The paths of the files of this machine that a pattern without `**` matches, sorted."""
+    return sorted(path for path in glob.glob(pattern) if not os.path.isdir(path))
+
+
+def _visible_files(fs: fsspec.AbstractFileSystem, pattern: str) -> list[str]:
     """The paths of the files that a pattern matches, sorted."""
     found = fs.glob(pattern, detail=True)
-    files = [path for path, info in found.items() if info["type"] != "directory"]
+    files = [path for path, info in found.items() if info["type"] == "file" or not fs.isdir(path)]
     # `*` of fsspec matches hidden names too, such as those of macOS (`._questions.jsonl`).
     return sorted(path for path in files if path.count("/.") == pattern.count("/."))
 

@@ -264,7 +264,7 @@ def test_search_on_ray_survives_engines_that_die(local_ray: None, make_recipe: M
     assert found[0][0]["candidates"] > 6  # more calls than the two actors answer before they die
 
 
-def test_search_asks_training_questions_alone(small_toy: Make, tmp_path: Path) -> None:
+def test_search_does_not_depend_on_what_is_evaluated(small_toy: Make, tmp_path: Path) -> None:
     plan = make_plan(lpes(small_toy, tmp_path))
     other = make_plan(lpes(small_toy, tmp_path, "data.eval_examples=5", "evaluation.seed=5"))
     assert plan.search_scales is not None
@@ -315,7 +315,9 @@ def test_evaluate_with_given_scales_writes_the_config_that_has_them(
     folder = tmp_path / "given" / "evaluation" / "config"
     assert f"scales      {folder}" in capsys.readouterr().out.splitlines()
     assert json.loads((folder / "config.json").read_text())[CONFIG_KEY] == [1.5, 1.5]
-    assert f'{CONFIG_KEY}": [1.5, 1.5]' in (folder / "README.md").read_text()
+    card = (folder / "README.md").read_text()
+    assert "of a model with a RoPE scale for each layer: 1.5, 1.5." in card
+    assert f'{CONFIG_KEY}": [1.5, 1.5]' in card
 
 
 def test_study_with_scales_exports_a_model_that_has_them(make_recipe: Make, tmp_path: Path) -> None:

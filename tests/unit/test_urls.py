@@ -1,3 +1,4 @@
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,6 +90,8 @@ def test_storage_errors_tell_what_may_pass_from_what_does_not(error: Exception, 
         ("SlowDown", 503, "cannot be used (Why)", True),
         ("OperationAborted", 409, "cannot be used (Why)", True),
         ("PreconditionFailed", 412, "cannot be used (Why)", True),
+        ("Throttling", 400, "cannot be used (An error occurred (Throttling) when calling", True),
+        ("QuotaExceeded", 403, "cannot be used (An error occurred (QuotaExceeded) when calling", True),
     ],
 )
 def test_storage_errors_looks_for_the_refusal_of_s3_behind_an_error_of_s3fs(
@@ -103,6 +106,15 @@ def test_storage_errors_looks_for_the_refusal_of_s3_behind_an_error_of_s3fs(
     assert str(raised.value).startswith(f"s3://b: {reason}")
     assert isinstance(raised.value, TransientError) is is_transient
     assert str(raised.value).endswith(CREDENTIALS) is not is_transient
+    assert "check the disk" not in str(raised.value)
+
+
+def test_storage_errors_reports_the_error_and_not_what_was_handled_before_it() -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    full.__context__ = PermissionError(errno.EACCES, "Permission denied", "/root/.aws/credentials")
+    message = r"^s3://b: cannot be used \(No space left on device\)"
+    with pytest.raises(TransientError, match=message), storage_errors("s3://b", "data.path"):
+        raise full
 
 
 @pytest.mark.parametrize("error", [UserError("its own line"), ValueError("a fault of ours")])

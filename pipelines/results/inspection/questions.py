@@ -103,7 +103,7 @@ def iter_questions(
 
 
 def _print_notice(artifact: Artifact, study: Study, *, is_finished: bool) -> None:
-    """Tell the user what decides how the questions are to be read."""
+    """Say that results are not finished, or which inference method they were made with."""
     method = study.inference.method
     if not is_finished:
         print(f"{artifact.url}: not finished; what is stored so far is shown", file=sys.stderr, flush=True)

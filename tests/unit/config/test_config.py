@@ -393,6 +393,7 @@ def test_load_recipe_reports_field_and_remedy_of_a_bad_value(
         ("method.name=[r1, nope]", False),
         ("sampling.temperature=[hot, cold]", False),
         ("evaluation.slots=[a, b]", False),
+        ("training.learning_rate=[1e-5, -1]", False),
         ("training.lora=[1, 2]", False),
         ("runtime.samplers.max=[1, 2]", False),
     ],

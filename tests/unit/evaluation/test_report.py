@@ -462,7 +462,8 @@ def test_evaluation_shows_the_questions_to_see_a_difference_between_positions(in
 def test_render_scales_card_names_the_model_and_no_path(
     settings: dict[str, str], is_hub_name: bool, title: str, served: str
 ) -> None:
-    card = render_scales_card(ModelSection(**settings), [1.0, 1.5], is_hub_name=is_hub_name)
+    card = render_scales_card(ModelSection(**settings), [1.0, 1.5], searched=True, is_hub_name=is_hub_name)
+    assert "as a search found them" in card
     assert card.startswith(title)
     assert f"""{served} '{{"pos2distill_rope_scales": [1.0, 1.5]}}'""" in card
     assert "/home" not in card

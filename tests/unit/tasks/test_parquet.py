@@ -199,6 +199,19 @@ def test_data_files_of_a_pattern_in_a_folder_that_may_not_be_read(tmp_path: Path
     assert data_files(f"{folder}/*.jsonl") == [f"{folder}/a.jsonl"]
 
 
+def test_data_files_of_a_pattern_name_the_folders_that_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("open", "closed"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.jsonl").write_text("{}")
+    (tmp_path / "closed").chmod(0)
+    with respecting_modes():
+        assert data_files(f"{tmp_path}/*/*.jsonl") == [f"{tmp_path}/open/a.jsonl"]
+    warning = f"warning: {tmp_path}/closed: may not be read, so its files are left out (data.path)\n"
+    assert capsys.readouterr().err == warning
+
+
 def test_read_records_of_a_pattern_in_a_folder_with_other_special_characters(tmp_path: Path) -> None:
     folder = tmp_path / "data [v1]?"
     folder.mkdir()
@@ -212,7 +225,8 @@ def test_read_records_of_a_pattern_in_a_folder_with_other_special_characters(tmp
     [
         ("*", ["a.jsonl", "link.jsonl"]),
         ("*/q.jsonl", ["linked/q.jsonl", "plain/q.jsonl"]),
-        ("**/q.jsonl", ["linked/q.jsonl", "plain/q.jsonl"]),
+        ("**/q.jsonl", ["plain/q.jsonl"]),
+        ("**", ["a.jsonl", "link.jsonl", "plain/q.jsonl"]),
         ("**/**/a.jsonl", ["a.jsonl"]),
         (".*.jsonl", [".hidden.jsonl"]),
         (".h*/q.jsonl", [".h/q.jsonl"]),
@@ -230,6 +244,16 @@ def test_data_files_of_a_pattern_are_those_of_a_shell(tmp_path: Path, pattern: s
     (folder / "link.jsonl").symlink_to(folder / "a.jsonl")
     assert data_files(f"{folder}/{pattern}") == [f"{folder}/{name}" for name in expected]
     assert data_files(f"file://{folder}/{pattern}") == [f"{folder}/{name}" for name in expected]
+
+
+def test_data_files_of_a_pattern_end_where_links_form_a_circle(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    (folder / "a").mkdir(parents=True)
+    (folder / "a" / "q.jsonl").write_text("{}")
+    (folder / "a" / "up").symlink_to("..")
+    (folder / "a" / "self").symlink_to(".")
+    assert data_files(f"{folder}/**/*.jsonl") == [f"{folder}/a/q.jsonl"]
+    assert data_files(f"{folder}/a/*/q.jsonl") == [f"{folder}/a/self/q.jsonl"]
 
 
 @pytest.mark.parametrize(
