@@ -123,9 +123,11 @@ def run_evaluate(
         _run(cell, "evaluate", lease)
         with storage_errors(recipe.storage, "runtime.storage"):
             evaluations = write_evaluations(recipe, plan)
-    method = recipe.study.inference.method
+    inference = recipe.study.inference
+    method = "" if inference.method == "none" else f" with {inference.method}"
+    ranks = " (positions are ranks)" if inference.reorders else ""
     for name, evaluation in evaluations.items():
-        print_evaluation(name if method == "none" else f"{name} with {method}", evaluation)
+        print_evaluation(f"{name}{method}{ranks}", evaluation)
     if len(evaluations) == 1 and _made_with_other_settings(recipe, plan, plan.distill):
         print("no checkpoint of these settings; the storage has one of others")
     folder = f"{recipe.storage}/evaluation"

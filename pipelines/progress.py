@@ -145,7 +145,8 @@ class StageProgress:
 
     def figures(self) -> Figures:
         """What is shown now."""
-        return Figures(self.count, self.note, _UNTIL_FIRST_BATCH if self.count == self.done else "")
+        has_begun = self.count != self.done or self.note
+        return Figures(self.count, self.note, "" if has_begun else _UNTIL_FIRST_BATCH)
 
 
 @contextmanager

@@ -50,7 +50,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     documents = study.data.documents
     placements = candidate_placements(documents, hops, study.method.auto_slots)
     examples = stage.inputs["examples"]
-    count = count_training(examples.artifact, at_most=study.method.auto_examples)
+    count = count_training(examples.artifact, at_most=study.method.auto_examples, setting="method.auto_examples")
     specs = [PromptSpec(documents, {hops: placements})]
     with recorded_seconds(stage, context, "choose") as seconds:
         answers = predict(stage, study, context, TRAIN, count, specs)

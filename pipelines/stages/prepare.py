@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from pos2distill.config import DataSection, Study
 from pos2distill.config.restrict import restrict
-from pos2distill.errors import UserError
+from pos2distill.errors import UserError, warn_once
 from pos2distill.records import EXAMPLE_SCHEMA, example_tables
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.tasks.datasets import load_split
@@ -67,9 +67,16 @@ def training_ids(examples: Artifact) -> pa.Array:
     return read_prepared(examples, TRAIN, ["example_id"])["example_id"].combine_chunks()
 
 
-def count_training(examples: Artifact, *, at_most: int) -> int:
-    """How many training examples a measurement uses: a small data set has fewer than the setting allows."""
-    return min(at_most, len(training_ids(examples)))
+def count_training(examples: Artifact, *, at_most: int, setting: str) -> int:
+    """How many training examples a measurement uses: a small data set has fewer than the setting allows.
+
+    Args:
+        setting: the name of the setting with `at_most`, for a warning.
+    """
+    available = len(training_ids(examples))
+    if available < at_most:
+        warn_once(f"{setting}: {at_most}, but there are {available} training examples; all of them are used")
+    return min(at_most, available)
 
 
 def read_locations(examples: Artifact) -> dict[str, str]:

@@ -58,7 +58,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     candidates = [candidate for generation in generations for candidate in generation]
     chosen = best(candidates)
     placements = candidate_placements(stage.study.data.documents, stage.study.data.hops[0], settings.slots)
-    examples = count_training(stage.inputs["examples"].artifact, at_most=stage.study.inference.search.examples)
+    examples = _count_examples(stage)
     scales = _scales(stage.study, chosen.genome, layers)
     _export(stage, scales)
     details = {
@@ -90,7 +90,7 @@ def _search(stage: Stage, context: RunContext, layers: int) -> list[list[Candida
     # Any scales, so that the model is loaded as one that has some.
     scaled = replace_section(study, model=study.model.model_copy(update={"rope_scales": (1.0,)}))
     examples = stage.inputs["examples"].artifact
-    count = count_training(examples, at_most=settings.examples)
+    count = _count_examples(stage)
     create = functools.partial(ScaledAccuracy, scaled, context.runtime, examples, TRAIN, count, spec)
     hint = context.executor.stalled_hint
     with (
@@ -114,6 +114,12 @@ def _search(stage: Stage, context: RunContext, layers: int) -> list[list[Candida
             generations.append(generation)
             shown.update(1, f"best fitness {best_so_far(generations)[-1]:.3f}")
     return generations
+
+
+def _count_examples(stage: Stage) -> int:
+    """How many training examples each candidate answers."""
+    examples, limit = stage.inputs["examples"].artifact, stage.study.inference.search.examples
+    return count_training(examples, at_most=limit, setting="inference.search.examples")
 
 
 def _export(stage: Stage, scales: Sequence[float]) -> None:

@@ -243,7 +243,8 @@ def draw_distractors(example: Example, pool: Sequence[Document], count: int, see
         if len(drawn) == count:
             return replace(example, documents=(*example.documents, *drawn))
     raise UserError(
-        f"{path}: only {len(drawn)} of {count} distractors can be drawn for {example.question!r}; "
+        f"{path}: only {len(drawn)} of {count} distractors can be drawn for {example.question!r} "
+        f"from the {len(pool)} gold documents on its side of the split (data.eval_fraction); "
         f"lower the documents to {len(example.documents) + len(drawn)} (data.documents, or --documents with --model; "
         f"evaluation.other_documents) or add records"
     )

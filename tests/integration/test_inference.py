@@ -274,6 +274,25 @@ def test_search_does_not_depend_on_what_is_evaluated(small_toy: Make, tmp_path: 
     assert plan.evaluate_base.fingerprint != other.evaluate_base.fingerprint
 
 
+def test_search_warns_of_fewer_training_questions_than_it_is_to_use(
+    make_recipe: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe(
+        model={"engine": "fake"},
+        inference={"method": "lpes", "search": {**SEARCH, "examples": 1000}},
+        runtime={"executor": "local", "storage": str(tmp_path / "few")},
+    )
+    plan = make_plan(recipe)
+    assert plan.search_scales is not None
+    plan.prepare.run(plan.prepare, context_of(recipe))
+    found = plan.search_scales.run(plan.search_scales, context_of(recipe))
+    warning = (
+        f"warning: inference.search.examples: 1000, but there are {found.counts['examples']} training examples; "
+        f"all of them are used"
+    )
+    assert capsys.readouterr().err.splitlines().count(warning) == 1
+
+
 def test_search_answers_training_questions_alone(
     make_recipe: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

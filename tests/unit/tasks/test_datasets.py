@@ -225,7 +225,10 @@ def test_draw_distractors_skips_documents_with_an_answer_and_repetitions() -> No
     drawn = draw_distractors(gold_and(own), pool, 2, 0, "file")
     assert drawn.documents[:2] == gold_and(own).documents
     assert set(drawn.documents[2:]) == {Document("b", "fine"), Document("c", "good")}
-    message = r"^file: only 2 of 3 distractors can be drawn for 'Which\?'; lower the documents to 4 \("
+    message = (
+        r"^file: only 2 of 3 distractors can be drawn for 'Which\?' from the 7 gold documents on its side of the split "
+        r"\(data\.eval_fraction\); lower the documents to 4 \("
+    )
     with pytest.raises(UserError, match=message):
         draw_distractors(gold_and(own), pool, 3, 0, "file")
 
