@@ -105,7 +105,8 @@ def find_refusal(error: BaseException) -> BaseException | None:
         is_about_file = _status_of(chain) in _STATUS_OF_FILE
         if isinstance(chain, PermissionError) or (is_remote and is_permanent(chain) and not is_about_file):
             return chain
-        chain = chain.__cause__ or (None if chain.__suppress_context__ else chain.__context__)
+        # Also a context that `from None` hides from readers, as `urls.storage_errors` does.
+        chain = chain.__cause__ or chain.__context__
     return None
 
 
