@@ -44,13 +44,13 @@ _ALL = (
     ),
     InferenceMethod(
         name="lpes",
-        description="one for each layer, searched",
+        description="one RoPE scale for each layer, searched",
         changes="scales",
         settings=("scales", "search"),
     ),
     InferenceMethod(
         name="ms_poe",
-        description="one for each head, by its attention to the prompt (engine hf only)",
+        description="one RoPE scale for each head, by its attention to the prompt (engine hf only)",
         changes="attention",
         settings=("ms_poe",),
     ),

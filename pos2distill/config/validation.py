@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from pos2distill.config.base import Section
 from pos2distill.config.overrides import is_within
@@ -54,16 +55,19 @@ class _Field:
     @property
     def annotation(self) -> Any:
         """The field's type; None for a whole section."""
-        field = self.section.model_fields.get(self.path[-1]) if self.path else None
-        return field.annotation if field else None
+        return self._info.annotation if self._info else None
 
     @property
     def constrained(self) -> Any:
         """The field's type with its limits, such as `ge`; None for a whole section."""
-        field = self.section.model_fields.get(self.path[-1]) if self.path else None
-        if field is None or not field.metadata:
+        if self._info is None or not self._info.metadata:
             return self.annotation
-        return Annotated[field.annotation, *field.metadata]
+        return Annotated[self._info.annotation, *self._info.metadata]
+
+    @property
+    def _info(self) -> FieldInfo | None:
+        """What pydantic knows of the field; None for a whole section."""
+        return self.section.model_fields.get(self.path[-1]) if self.path else None
 
 
 def to_user_error(
