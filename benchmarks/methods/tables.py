@@ -101,6 +101,9 @@ TWO_HOP_VARIANTS = (
     trained("r2 + rpsd skip", "method.name=r2", "method.view=skip", "model.max_length=512"),
 )
 
+# Also where `auto` would choose float32, so that runs of several machines are of one precision.
+BFLOAT16 = ("model.dtype=bfloat16", "training.precision=bfloat16")
+
 BASE_HF = Variant("base, hf", ("model.engine=hf",), base="base, hf")
 COC = ("data.prompt=coc", "data.metric=em", "evaluation.max_new_tokens=512")
 BASE_COC = Variant("base, coc", COC, base="base, coc")
@@ -148,8 +151,7 @@ REAL_VARIANTS = (
 # On a GPU: transformers in one process, with batches and micro-batches as large as a few processes on one card allow.
 ON_GPU = (
     "model.engine=hf",
-    "model.dtype=bfloat16",
-    "training.precision=bfloat16",
+    *BFLOAT16,
     "runtime.executor=local",
     "runtime.samplers={gpus: 1, batch_size: 128}",
     "runtime.teachers={gpus: 1, batch_size: 64}",
@@ -237,6 +239,7 @@ TABLES = {
             "evaluation.seed=0",
             # These have shorter prompts, which would change the measured time of an answer.
             "evaluation.reference_prompts=false",
+            *BFLOAT16,
         ),
         REAL_VARIANTS,
     ),
