@@ -12,7 +12,7 @@ from pos2distill.config.load import validate_evaluated
 from pos2distill.config.restrict import replace_section
 from pos2distill.errors import UserError
 from pos2distill.models.files import model_digest, with_commit
-from pos2distill.tasks.readers import file_digest
+from pos2distill.tasks.data_files import file_digest
 from pos2distill.urls import storage_errors
 
 from .stages import analyse, choose_slot, distill, evaluate, prepare, sample, search_scales

@@ -16,7 +16,7 @@ from pos2distill.sampling.prompting import prompt_builder
 from pos2distill.store.artifacts import Artifact
 from pos2distill.tasks.datasets import load_split, read_examples
 from pos2distill.tasks.prompts import MessageBuilder, fewest_tokens, joined_text
-from pos2distill.tasks.readers import data_bytes
+from pos2distill.tasks.data_files import data_bytes
 
 from ..artifact_names import BASE_SCORES, DISTILLED_SCORES
 from ..plan import Plan

@@ -13,7 +13,7 @@ from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.errors import TransientError, UserError
 from pos2distill.store.storage import check_storage
-from pos2distill.tasks.readers import file_digest
+from pos2distill.tasks.data_files import file_digest
 from pos2distill.urls import open_url, storage_errors
 
 CREDENTIALS = "; check the credentials of the storage and their rights"

@@ -1,7 +1,6 @@
 """Data in Parquet: the same examples as from JSON Lines."""
 
 import json
-import uuid
 from pathlib import Path
 
 import fsspec
@@ -13,10 +12,10 @@ from huggingface_hub import HfFileSystem
 
 from pos2distill.config import DataSection
 from pos2distill.errors import UserError
+from pos2distill.tasks.data_files import data_bytes, file_digest
 from pos2distill.tasks.datasets import load_split, read_examples
-from pos2distill.tasks.readers import data_bytes, data_files, file_digest, read_records
+from pos2distill.tasks.readers import read_records
 from tests.support.hub_server import hub_server, use_hub
-from tests.support.privileges import respecting_modes
 from tests.support.tiny import write_examples
 
 
@@ -186,87 +185,12 @@ def test_read_records_of_a_pattern_that_matches_nothing(tmp_path: Path) -> None:
     assert list(read_records(f"{tmp_path}/a*.jsonl")) == [("line 1", {"a": 1})]  # a file of that very name
 
 
-def test_data_files_of_a_pattern_in_a_folder_that_may_not_be_read(tmp_path: Path) -> None:
-    folder = tmp_path / "closed"
-    folder.mkdir()
-    (folder / "a.jsonl").write_text("{}")
-    folder.chmod(0)
-    with respecting_modes(), pytest.raises(UserError) as caught:
-        data_files(f"{folder}/*.jsonl")
-    reason = "cannot be used (Permission denied) (data.path); check the permissions of the file and of its folder"
-    assert str(caught.value) == f"{folder}/*.jsonl: {reason}"
-    folder.chmod(0o700)
-    assert data_files(f"{folder}/*.jsonl") == [f"{folder}/a.jsonl"]
-
-
-def test_data_files_of_a_pattern_name_the_folders_that_are_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("open", "closed"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "a.jsonl").write_text("{}")
-    (tmp_path / "closed").chmod(0)
-    with respecting_modes():
-        assert data_files(f"{tmp_path}/*/*.jsonl") == [f"{tmp_path}/open/a.jsonl"]
-    warning = f"warning: {tmp_path}/closed: may not be read, so its files are left out (data.path)\n"
-    assert capsys.readouterr().err == warning
-
-
 def test_read_records_of_a_pattern_in_a_folder_with_other_special_characters(tmp_path: Path) -> None:
     folder = tmp_path / "data [v1]?"
     folder.mkdir()
     for name in ("b", "a"):
         (folder / f"{name}.jsonl").write_text(json.dumps({"a": name}))
     assert [record["a"] for _, record in read_records(f"{folder}/*.jsonl")] == ["a", "b"]
-
-
-@pytest.mark.parametrize(
-    ("pattern", "expected"),
-    [
-        ("*", ["a.jsonl", "link.jsonl"]),
-        ("*/q.jsonl", ["linked/q.jsonl", "plain/q.jsonl"]),
-        ("**/q.jsonl", ["plain/q.jsonl"]),
-        ("**", ["a.jsonl", "link.jsonl", "plain/q.jsonl"]),
-        ("**/**/a.jsonl", ["a.jsonl"]),
-        (".*.jsonl", [".hidden.jsonl"]),
-        (".h*/q.jsonl", [".h/q.jsonl"]),
-        ("*/.r.jsonl", ["plain/.r.jsonl"]),
-    ],
-)
-def test_data_files_of_a_pattern_are_those_of_a_shell(tmp_path: Path, pattern: str, expected: list[str]) -> None:
-    folder = tmp_path / "data"
-    for name in ("plain/q.jsonl", "plain/.r.jsonl", ".h/q.jsonl", ".h/.r.jsonl", "a.jsonl", ".hidden.jsonl"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text("{}")
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "q.jsonl").write_text("{}")
-    (folder / "linked").symlink_to(tmp_path / "elsewhere")
-    (folder / "link.jsonl").symlink_to(folder / "a.jsonl")
-    assert data_files(f"{folder}/{pattern}") == [f"{folder}/{name}" for name in expected]
-    assert data_files(f"file://{folder}/{pattern}") == [f"{folder}/{name}" for name in expected]
-
-
-def test_data_files_of_a_pattern_end_where_links_form_a_circle(tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    (folder / "a").mkdir(parents=True)
-    (folder / "a" / "q.jsonl").write_text("{}")
-    (folder / "a" / "up").symlink_to("..")
-    (folder / "a" / "self").symlink_to(".")
-    assert data_files(f"{folder}/**/*.jsonl") == [f"{folder}/a/q.jsonl"]
-    assert data_files(f"{folder}/a/*/q.jsonl") == [f"{folder}/a/self/q.jsonl"]
-
-
-@pytest.mark.parametrize(
-    ("pattern", "expected"),
-    [("*/q.jsonl", ["plain/q.jsonl"]), (".h*/q.jsonl", [".h/q.jsonl"]), ("*/.r.jsonl", ["plain/.r.jsonl"])],
-)
-def test_data_files_of_a_remote_pattern_are_hidden_only_where_it_is(pattern: str, expected: list[str]) -> None:
-    root = f"memory://{uuid.uuid4().hex}"
-    for name in ("plain/q.jsonl", "plain/.r.jsonl", ".h/q.jsonl", ".h/.r.jsonl"):
-        with fsspec.open(f"{root}/{name}", "wb") as file:
-            file.write(b"{}")
-    found = data_files(f"{root}/{pattern}")
-    assert [path.removeprefix("memory://").lstrip("/").partition("/")[2] for path in found] == expected
 
 
 def test_read_records_names_the_folders_of_files_with_one_name(tmp_path: Path) -> None:
@@ -278,11 +202,6 @@ def test_read_records_names_the_folders_of_files_with_one_name(tmp_path: Path) -
     (tmp_path / "y" / "deep" / "data.jsonl").write_text("[]\n{")
     with pytest.raises(UserError, match=rf"^{tmp_path}/y/deep/data\.jsonl, record 1: "):
         list(read_records(f"{tmp_path}/*/deep/data.jsonl"))
-
-
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9/data.jsonl?match=a*b", "https://h/d.jsonl?match=*"])
-def test_an_asterisk_in_a_web_address_is_no_pattern(url: str) -> None:
-    assert data_files(url) == [url]
 
 
 def test_read_records_of_the_hub(
