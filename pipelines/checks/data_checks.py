@@ -14,9 +14,9 @@ from pos2distill.parquet import open_parquet
 from pos2distill.records import Example, Tokens, example_from_row
 from pos2distill.sampling.prompting import prompt_builder
 from pos2distill.store.artifacts import Artifact
+from pos2distill.tasks.data_files import data_bytes
 from pos2distill.tasks.datasets import load_split, read_examples
 from pos2distill.tasks.prompts import MessageBuilder, fewest_tokens, joined_text
-from pos2distill.tasks.data_files import data_bytes
 
 from ..artifact_names import BASE_SCORES, DISTILLED_SCORES
 from ..plan import Plan
@@ -49,11 +49,12 @@ class CheckedPrompts:
 class CheckedData:
     """The data of one task.
 
-    counts: as the stage `prepare` counts records; None of a file of which only the first ones were read.
-    prompts: one for each prompt length that is evaluated.
+    task: its name; None for the study itself. study: the task's. counts: as the stage `prepare` counts records; None of
+    a file of which only the first ones were read. prompts: one for each prompt length that is evaluated.
     """
 
     task: str | None
+    study: Study
     counts: Mapping[str, int] | None
     prompts: list[CheckedPrompts]
 
@@ -72,7 +73,7 @@ def check_data(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> list[Chec
             if examples.counts is not None and (warning := distractor_warning(examples.counts)):
                 warn_once(f"{prepare.name}: {warning}")
             prompts = _check_prompts(study, recipe.runtime.endpoint, plan, stages, examples)
-            checked.append(CheckedData(name, examples.counts, prompts))
+            checked.append(CheckedData(name, study, examples.counts, prompts))
     return checked
 
 

@@ -207,6 +207,11 @@ class Study(Section):
         """Kept samples to train on: on-policy methods have several of each example."""
         return self.data.train_examples * self.method.responses_per_example
 
+    @property
+    def samples_per_batch(self) -> int:
+        """Samples of a global batch: of as many examples as fit."""
+        return self.training.global_batch_rows // self.method.rows_per_example * self.method.responses_per_example
+
     @model_validator(mode="after")
     def _on_policy_takes_every_answer(self) -> "Study":
         if self.method.spec.on_policy and self.sampling.candidates > 1:

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from pos2distill.config import Study
 from pos2distill.store.selection import Selection
-from pos2distill.training.rows import Sample, samples_per_batch
+from pos2distill.training.rows import Sample
 
 Indices = npt.NDArray[np.int64]
 
@@ -47,7 +47,7 @@ class BatchCollector:
     def __init__(self, epoch: int, study: Study, done: npt.NDArray[np.bool_], selection: Selection) -> None:
         self.epoch = epoch
         self.epochs = study.training.epochs
-        self.size = samples_per_batch(study)
+        self.size = study.samples_per_batch
         self.all_samples = len(done)
         self.wanted = study.wanted_samples
         # Before the batch that is being collected.

@@ -187,11 +187,6 @@ def kept_samples(table: pa.Table) -> list[Sample | None]:
     return samples
 
 
-def samples_per_batch(study: Study) -> int:
-    """Samples of a global batch: of as many examples as fit."""
-    return study.training.global_batch_rows // study.method.rows_per_example * study.method.responses_per_example
-
-
 def rows_of_rank(keys: Sequence[RowKey], rank: int, world: int) -> list[tuple[RowKey, bool]]:
     """One rank's rows of a global batch, as (key, whether it is filler).
 

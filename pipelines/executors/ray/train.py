@@ -112,7 +112,6 @@ class RaySession:
     """The surroundings of a Ray Train worker."""
 
     def __init__(self, job: TrainingJob, tracker: RayTracker, mailbox: DriverMailbox) -> None:
-        from pos2distill.training.rows import samples_per_batch
 
         context = ray.train.get_context()
         world = context.get_world_size()
@@ -125,7 +124,7 @@ class RaySession:
         self.mailbox = mailbox
         self.is_local = job.checkpoint.is_local
         # Rounded up, so that one poll of all workers together can fill a global batch.
-        self.rows_per_poll = math.ceil(samples_per_batch(job.study) / world)
+        self.rows_per_poll = math.ceil(job.study.samples_per_batch / world)
         self.stop_result: Any = None  # of a call that is under way
 
     def open_stream(self) -> "ShardReader":

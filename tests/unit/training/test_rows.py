@@ -12,7 +12,7 @@ from pos2distill.config import Recipe
 from pos2distill.errors import UserError
 from pos2distill.losses.objectives import ANCHOR
 from pos2distill.tasks.permutations import draw_trivial_slots
-from pos2distill.training.rows import _slot_id, kept_samples, rows_of_rank, samples_per_batch
+from pos2distill.training.rows import _slot_id, kept_samples, rows_of_rank
 from tests.support.samples import Source
 
 Make = Callable[..., Source]
@@ -38,15 +38,15 @@ def test_samples_per_batch_counts_whole_examples(
 ) -> None:
     method = {"name": "r1" if k else "seqkd", "anchor_weight": 1, "k": k}
     training = {"global_batch_rows": global_batch_rows}
-    assert samples_per_batch(make_recipe(training=training, method=method, data={"documents": 8}).study) == examples
+    assert make_recipe(training=training, method=method, data={"documents": 8}).study.samples_per_batch == examples
 
 
 def test_samples_per_batch_on_policy_are_one_for_each_row(make_recipe: Callable[..., Recipe]) -> None:
     method = {"name": "r1-on-policy", "k": 3}
     study = make_recipe(training={"global_batch_rows": 11}, method=method).study
-    assert samples_per_batch(study) == 8  # of two examples, as `r1` has
+    assert study.samples_per_batch == 8  # of two examples, as `r1` has
     study = make_recipe(training={"global_batch_rows": 11}, method={**method, "anchor_weight": 0}).study
-    assert samples_per_batch(study) == 6  # of as many examples
+    assert study.samples_per_batch == 6  # of as many examples
 
 
 def test_row_builder_keys_on_policy_are_the_slots_that_were_answered_at(make: Make) -> None:
@@ -68,7 +68,7 @@ def test_samples_per_batch_of_r2_fill_the_batch(
     """The paper's R2: 32 rows of 8 examples, K = 4. With an anchor, as R1."""
     method = {"name": "r2", "k": 4, "anchor_weight": anchor_weight}
     study = make_recipe(training={"global_batch_rows": 32}, method=method, data={"documents": 8}).study
-    assert samples_per_batch(study) == examples
+    assert study.samples_per_batch == examples
 
 
 def test_kept_samples_are_none_for_other_outcomes(make: Make) -> None:

@@ -120,11 +120,12 @@ def test_dry_run_shows_settings_and_writes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("pipelines.dry_run._PROMPT_LINES", 2)
-    assert command_line.main(["study", recipe, "training.epochs=5", "--dry-run", *options]) == 0
+    changed = ["training.epochs=5", "training.global_batch_rows=15"]
+    assert command_line.main(["study", recipe, *changed, "--dry-run", *options]) == 0
     shown = capsys.readouterr().out
     again = tmp_path / "again.yaml"
     again.write_text(shown)
-    resolved = load_recipe(recipe, ["training.epochs=5"])
+    resolved = load_recipe(recipe, changed)
     assert load_recipe(str(again)) == resolved
     settings = yaml.safe_load(shown)
     assert settings["training"]["epochs"] == 5
@@ -137,6 +138,10 @@ def test_dry_run_shows_settings_and_writes_nothing(
     assert f"#   to write  {'report':<18}  {resolved.storage}/report/index.html\n" in shown
     assert not Path(resolved.storage).exists()
     assert "# data      records 40, duplicate 0, eval unused 15, train unused 13, train 8, eval 4, answer in " in shown
+    prompt_counts = "# evaluate  16 prompts for each model (4 questions)\n"  # at 4 slots
+    # Five epochs of three batches, since 15 rows hold 3 of 8 examples.
+    training = "# distill   at most 15 steps of at most 15 rows\n"
+    assert f"{prompt_counts}# sample    until 8 answers are kept, from at most 8 questions\n{training}" in shown
     prompt = re.search(
         r"^# prompt    4 documents: (\d+) tokens \(the longest checked\), and 8 for the answer\n((?:#   \| .*\n)+)",
         shown,
@@ -160,6 +165,25 @@ def test_dry_run_names_no_method_of_a_sweep_of_methods(
     shown = capsys.readouterr().out
     assert "\n# all other settings have their defaults" in shown
     assert shown.count("# data      records 40") == 1
+
+
+def test_dry_run_counts_the_work_of_every_task_and_round(
+    make_recipe: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluation = {"slots": [0, 3], "other_documents": [3], "other_slots": 2, "distractor_orders": 2}
+    make_recipe(name="small", data={"documents": 3, "eval_examples": 2}, method={"k": 2})
+    other = (tmp_path / "recipe.yaml").rename(tmp_path / "small.yaml")
+    make_recipe(
+        evaluation={**evaluation, "reference_prompts": True, "also_evaluate": [str(other)]},
+        method={"name": "r1-on-policy", "k": 3, "anchor_weight": 0},
+    )
+    assert command_line.main(["study", str(tmp_path / "recipe.yaml"), "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    # Two slots among four and two among three documents in two orders, no document, and the gold document alone.
+    assert "# evaluate  40 prompts for each model (4 questions)\n" in shown
+    assert "# evaluate  small, 6 prompts for each model (2 questions)\n" in shown
+    assert "# sample    until 24 answers are kept, from at most 8 questions\n" in shown  # K = 3 of each
+    assert "# distill   at most 1 step of at most 32 rows in each of 2 rounds\n" in shown
 
 
 @pytest.mark.parametrize(
