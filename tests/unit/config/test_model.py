@@ -1,0 +1,34 @@
+import pickle
+from collections.abc import Callable
+
+import pytest
+
+from pos2distill.config import (
+    Recipe,
+)
+from pos2distill.config.sweep import sweep_cells
+
+
+@pytest.mark.parametrize(
+    "name", ["model.chat_template_kwargs={thinking: false}", "model.chat_template_kwargs.thinking=no"]
+)
+def test_chat_template_kwargs_are_a_part_of_the_model(load: Callable[..., Recipe], name: str) -> None:
+    study = load(name).study
+    assert study.model.chat_template_kwargs == {"thinking": False}
+    assert study.model.model_dump(mode="json")["chat_template_kwargs"] == {"thinking": False}
+    # Sections are keys of caches.
+    assert hash(study) == hash(load(name).study)
+    assert study.model != load().study.model
+    assert pickle.loads(pickle.dumps(study)) == study
+
+
+def test_chat_template_kwargs_are_in_no_dump_where_there_are_none(load: Callable[..., Recipe]) -> None:
+    """So that earlier fingerprints stay."""
+    for settings in ([], ["model.chat_template_kwargs={}"]):
+        assert "chat_template_kwargs" not in load(*settings).study.model_dump_json()
+
+
+def test_chat_template_kwargs_can_be_swept(load: Callable[..., Recipe]) -> None:
+    recipe = load("sweep={model.chat_template_kwargs: [{thinking: true}, {thinking: false}]}")
+    cells = [cell.study.model.chat_template_kwargs for _, cell in sweep_cells(recipe)]
+    assert cells == [{"thinking": True}, {"thinking": False}]

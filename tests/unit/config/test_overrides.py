@@ -1,0 +1,59 @@
+from collections.abc import Callable
+
+import pytest
+
+from pos2distill.config import (
+    Recipe,
+)
+from pos2distill.errors import UserError
+
+
+def test_load_recipe_overrides_are_yaml_values(load: Callable[..., Recipe]) -> None:
+    recipe = load(
+        "training.learning_rate=1e-5", "runtime.samplers.max=3", "evaluation.slots=[0, 9]", "description=a=b", "seed=7"
+    )
+    assert recipe.study.training.learning_rate == 1e-5
+    assert recipe.runtime.samplers.max == 3
+    assert recipe.study.evaluation.slots == (0, 9)
+    assert recipe.description == "a=b"
+    assert recipe.study.seed == 7
+
+
+def test_load_recipe_applies_the_last_override(load: Callable[..., Recipe]) -> None:
+    assert load("seed=1", "seed=2").study.seed == 2
+    assert load("seed = 3").study.seed == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.epochs", "training.epochs: expected section.field=value"),
+        ("=3", "=3: expected section.field=value"),
+        ("training.epochs 3", "training.epochs 3: expected section.field=value; did you mean 'training.epochs=3'?"),
+        ("= 5", "= 5: expected section.field=value"),
+        ("the recipe is", "the recipe is: expected section.field=value"),
+        ("training.epochs: 3", "training.epochs: 3: expected section.field=value; did you mean 'training.epochs=3'?"),
+        ("training.epochs:3", "training.epochs:3: expected section.field=value; did you mean 'training.epochs=3'?"),
+        ("training.epochs : 3", "training.epochs : 3: expected section.field=value; did you mean 'training.epochs=3'?"),
+        ("seed: 5", "seed: 5: expected section.field=value; did you mean 'seed=5'?"),
+        (
+            "evaluation.slots: [1, 2]",
+            "evaluation.slots: [1, 2]: expected section.field=value; did you mean 'evaluation.slots=[1, 2]'?",
+        ),
+        ("training. epochs=3", "training. epochs=3: expected section.field=value"),
+        ("the recipe", "the recipe: expected section.field=value"),
+        ("training..epochs=3", "training..epochs=3: expected section.field=value"),
+        (".epochs=3", ".epochs=3: expected section.field=value"),
+        ("name.first=x", "name.first: 'name' is a single value and has no fields"),
+        (
+            "seed=[1",
+            "seed: cannot read the value: not valid YAML: line 2: did not find expected ',' or ']'; if it has blanks, "
+            "put the whole setting in quotes",
+        ),
+        ("seed=2024-13-45", "seed: cannot read the value: not valid YAML: a value cannot be converted (ValueError)"),
+    ],
+)
+def test_load_recipe_reports_a_bad_override(load: Callable[..., Recipe], override: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load(override)
+    assert str(caught.value) == message
