@@ -9,6 +9,9 @@ from pipelines import commands
 from pos2distill.config import Recipe
 from pos2distill.evaluation.result import Evaluation
 
+Command = Callable[..., list[str]]
+"""Runs the command line with these words and returns the lines that it prints."""
+
 
 def run_study(recipe: Recipe) -> None:
     commands.run_study(recipe, commands.plan_command(recipe, "study"))

@@ -1,0 +1,178 @@
+import json
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipelines.cli import command_line
+from pos2distill.config import Recipe
+from pos2distill.config.load import load_recipe
+from tests.support.commands import Command, run_evaluate
+
+
+def write_logs(tasks: Path, output: Path, scores: dict[tuple[str, str], bool], date: str) -> None:
+    """Logs of samples as lm-eval 0.4.13 names and writes them. scores: by example and position."""
+    output.mkdir(parents=True, exist_ok=True)
+    for data in tasks.glob("*.jsonl"):
+        samples = []
+        for number, line in enumerate(data.read_text().splitlines()):
+            doc = json.loads(line)
+            right = float(scores[doc["id"], doc["position"]])
+            samples.append(
+                {"doc_id": number, "doc": doc, "resps": [["text"]], "filter": "none", "accuracy": right, "f1": right}
+            )
+        text = "".join(json.dumps(sample) + "\n" for sample in samples)
+        (output / f"samples_{data.stem}_2026-11-{date}T10-00-00.000001.jsonl").write_text(text)
+
+
+def test_export_writes_a_task_for_each_position(recipe: Recipe, command: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "tasks"
+    (line,) = command("export", recipe.storage, str(folder), "--json")
+    ((group, tasks),) = json.loads(line)["groups"].items()
+    assert group == "pos2distill_" + re.sub(r"\W+", "_", Path(recipe.storage).name) + "_4_documents"
+    assert tasks == [f"{group}_position_{position}" for position in (1, 2, 3, 4)]
+    assert yaml.safe_load((folder / f"{group}.yaml").read_text())["task"] == tasks
+    rows = [json.loads(row) for row in command("inspect", recipe.storage, "--prompts", "--limit", "0", "--json")]
+    for position, task in enumerate(tasks, start=1):
+        text = (folder / f"{task}.yaml").read_text()
+        assert text.endswith("process_results: !function scoring.process_results\n")
+        settings = yaml.safe_load(text.replace("!function ", ""))
+        data = Path(settings["dataset_kwargs"]["data_files"]["test"]).read_text()
+        docs = [json.loads(doc) for doc in data.splitlines()]
+        asked = [row for row in rows if row["position"] == str(position)]
+        assert [(doc["id"], doc["prompt"]) for doc in docs] == [(row["example_id"], row["prompt"]) for row in asked]
+    scoring: dict[str, Any] = {}
+    exec((folder / "scoring.py").read_text(), scoring)
+    doc = {"metric": "sub_em", "answers": ["Paris", "the Seine"], "prompt": "Where?"}
+    assert scoring["process_results"](doc, ["It is paris.\nNo."]) == {"accuracy": 1.0, "f1": pytest.approx(0.5)}
+    assert scoring["process_results"](doc, ["Rome"]) == {"accuracy": 0.0, "f1": 0.0}
+    # Without its end, what follows is a thought and no answer.
+    assert scoring["process_results"](doc | {"prompt": "Where?<think>\n"}, ["Paris"]) == {"accuracy": 0.0, "f1": 0.0}
+    shown = command("export", recipe.storage, str(tmp_path / "again"))
+    assert shown[0] == f"{tmp_path / 'again'}: group {group}, 4 tasks"
+    assert shown[1].startswith(f"lm_eval --include_path {tmp_path / 'again'} --tasks {group} --model hf ")
+
+
+@pytest.mark.parametrize(
+    ("inference", "warning"),
+    [
+        (
+            ["inference.method=uniform_scale", "inference.scales=[1.5]"],
+            "the model had RoPE scales by layer: serve MODEL",
+        ),
+        (
+            ["inference.method=attention_buckets"],
+            "the run used inference.method attention_buckets, which lm_eval cannot",
+        ),
+        (["inference.method=reorder", "method.auto_examples=2"], ""),
+    ],
+    ids=["uniform_scale", "attention_buckets", "reorder"],
+)
+def test_export_warns_of_methods_that_lm_eval_does_not_have(
+    recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str], inference: list[str], warning: str
+) -> None:
+    path = str(Path(recipe.study.data.path).parent / "recipe.yaml")
+    settings = ["data.eval_examples=2", "evaluation.slots=[0]"]
+    run_evaluate(load_recipe(path, [f"runtime.storage={tmp_path / 'run'}", *settings, *inference]))
+    capsys.readouterr()
+    assert command_line.main(["export", str(tmp_path / "run"), str(tmp_path / "tasks")]) == 0
+    printed = capsys.readouterr()
+    assert "1 tasks" in printed.out
+    # `inspect` says which answers it shows, too.
+    assert command_line.main(["inspect", str(tmp_path / "run")]) == 0
+    method = inference[0]
+    assert capsys.readouterr().err.splitlines()[0].endswith(f": {method}")
+    assert f"warning: {warning}" in printed.err if warning else "warning" not in printed.err
+
+
+def test_export_writes_a_group_for_each_prompt_length(recipe: Recipe, command: Command, tmp_path: Path) -> None:
+    """The mean of each, as lm-eval takes it, is the one that `evaluate` shows for this length."""
+    storage = tmp_path / "storage"
+    shutil.copytree(recipe.storage, storage)
+    path = str(Path(recipe.study.data.path).parent / "recipe.yaml")
+    words = [f"runtime.storage={storage}", "evaluation.other_documents=[3]", "evaluation.other_slots=all"]
+    # These prompts have no position, so they are no tasks.
+    words.append("evaluation.reference_prompts=true")
+    evaluation = run_evaluate(load_recipe(path, words))[-1]
+    command("runs", str(storage))  # reads what the evaluation has printed
+    (line,) = command("export", str(storage), str(tmp_path / "tasks"), "--json")
+    groups = json.loads(line)["groups"]
+    assert list(groups) == [f"pos2distill_storage_{documents}_documents" for documents in (3, 4)]
+    rows = [json.loads(row) for row in command("inspect", str(storage), "--limit", "0", "--json")]
+    asked = Counter((row["documents"], row["position"]) for row in rows if row["documents"] < 3)
+    assert asked == {(0, "none"): 4, (1, "1"): 4}
+    right = {(row["example_id"], row["documents"], row["position"]): row["after"]["right"] for row in rows}
+    for (group, tasks), curve in zip(groups.items(), reversed(evaluation.curves), strict=True):
+        settings = yaml.safe_load((tmp_path / "tasks" / f"{group}.yaml").read_text())
+        assert settings["task"] == tasks
+        assert [metric["weight_by_size"] for metric in settings["aggregate_metric_list"]] == [True, True]
+        docs = []
+        for task in tasks:
+            lines = (tmp_path / "tasks" / f"{task}.jsonl").read_text().splitlines()
+            docs += [json.loads(line) for line in lines]
+        scores = [right[doc["id"], doc["documents"], doc["position"]] for doc in docs]
+        assert sum(scores) / len(scores) == pytest.approx(curve.mean)
+        assert {doc["documents"] for doc in docs} == {curve.documents}
+
+
+def test_compare_reads_the_logs_of_lm_eval(recipe: Recipe, command: Command, tmp_path: Path) -> None:
+    """The distilled model's own scores as the harness logs them: the differences are the report's."""
+    command("export", recipe.storage, str(tmp_path / "tasks"))
+    rows = [json.loads(row) for row in command("inspect", recipe.storage, "--limit", "0", "--json")]
+    scores = {(row["example_id"], row["position"]): bool(row["after"]["right"]) for row in rows}
+    write_logs(tmp_path / "tasks", tmp_path / "answers" / "a__model", dict.fromkeys(scores, False), "20")
+    write_logs(tmp_path / "tasks", tmp_path / "answers" / "a__model", scores, "21")  # run again, later
+    result = json.loads(command("compare", recipe.storage, str(tmp_path / "answers"), "--json")[0])
+    _, distilled, logged = result["runs"]
+    for name in ("documents", "questions", "positions", "accuracy", "accuracy_ci95", "mean", "gap", "gap_ci95"):
+        assert logged[name] == distilled[name]
+    assert result["differences"][0] == result["differences"][1]
+    (alone,) = json.loads(command("compare", str(tmp_path / "answers"), "--json")[0])["runs"]
+    assert alone == logged
+    shown = command("compare", recipe.storage, str(tmp_path / "answers"))
+    assert shown[2] == f"[2] {tmp_path / 'answers'}: answers of lm-eval, 4 documents, 4 questions"
+
+
+def test_compare_refuses_other_logs(recipe: Recipe, command: Command, tmp_path: Path) -> None:
+    command("export", recipe.storage, str(tmp_path / "tasks"))
+    rows = [json.loads(row) for row in command("inspect", recipe.storage, "--limit", "0", "--json")]
+    scores = {(row["example_id"], row["position"]): True for row in rows}
+    answers = tmp_path / "answers"
+    for model in ("one", "two"):
+        write_logs(tmp_path / "tasks", answers / model, scores, "21")
+    assert command("compare", str(answers), code=2) == [
+        f"error: {answers}: holds logs of samples of 2 models; expected the folder of one (one, two)"
+    ]
+    log, *others = sorted((answers / "one").iterdir())
+    log.write_text(log.read_text().partition("\n")[2])
+    assert command("compare", str(answers / "one"), code=2) == [
+        f"error: {answers / 'one'}: expected an answer to each question at every position; run all tasks of an "
+        f"exported group"
+    ]
+    for each in (log, *others):
+        each.write_text("")
+    assert command("compare", str(answers / "one"), code=2) == [
+        f"error: {answers / 'one'}: its logs of samples are empty"
+    ]
+    log.write_text('{"doc": {"question": "of another task"}, "acc": 1.0}\n')
+    assert command("compare", str(answers / "one"), code=2) == [
+        f"error: {log}, line 1: expected an answer to a question that `export` of this version wrote, as logged by "
+        f"lm_eval with --log_samples"
+    ]
+
+
+def test_export_refuses(recipe: Recipe, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a file").write_text("")
+    assert command("export", recipe.storage, str(tmp_path), code=2) == [
+        f"error: {tmp_path}: expected a new or empty folder"
+    ]
+    monkeypatch.setattr("pipelines.results.inspection.prompt_text.PromptText.__call__", lambda *_: "another prompt")
+    (line,) = command("export", recipe.storage, "/proc/x", code=2)
+    assert line.startswith("error: /proc/x: cannot be used (No such file or directory) (FOLDER)")
+    (line,) = command("export", recipe.storage, str(tmp_path / "new"), code=2)
+    assert "another program would ask another prompt, so nothing is exported" in line
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,216 @@
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.results import comparison
+from pos2distill.config import Recipe
+from pos2distill.config.load import load_recipe
+from tests.support.commands import Command, run_evaluate, run_study
+from tests.support.privileges import respecting_modes
+
+
+def test_runs_are_named_where_their_folder_was_left_out(
+    recipe: Recipe, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shutil.copytree(recipe.storage, tmp_path / "runs" / "mine")
+    monkeypatch.chdir(tmp_path)
+    for words in (["inspect", "mine"], ["compare", "mine", "mine"]):
+        assert command(*words, code=2) == [f"error: {tmp_path}/mine: no such folder; did you mean 'runs/mine'?"]
+    (line,) = command("inspect", "runs", code=2)
+    assert line.endswith("is neither the storage of a run nor one of its artifacts; `runs` lists the runs in it")
+
+
+def test_runs_and_compare(recipe: Recipe, command: Command) -> None:
+    (run,) = json.loads(command("runs", str(Path(recipe.storage).parent), "--json")[0])
+    assert run["report"] == f"{recipe.storage}/report"
+    assert (run["method"], run["dataset"]) == ("r1", "data.jsonl")
+    (line,) = command("runs", recipe.storage)
+    assert line.startswith(f"{recipe.storage}/report  20")
+    assert " r1 on data.jsonl: mean " in line
+    summary = json.loads((Path(recipe.storage) / "report" / "summary.json").read_text())
+    curves = [summary[model] for model in ("base", "distilled")]
+    for name in ("gap", "gap_ci95", "gap_corrected"):
+        assert run[name] == [curve[name] for curve in curves]
+
+    result = json.loads(command("compare", recipe.storage, recipe.storage, "--json")[0])
+    base, first, second = result["runs"]
+    assert (base["model"], first["model"]) == ("base", "distilled")
+    assert first == second
+    assert first["positions"] == ["1", "2", "3", "4"]
+    expected = first["mean"] - base["mean"]
+    assert [each["mean_difference"] for each in result["differences"]] == pytest.approx([expected, expected])
+    lines = command("compare", recipe.storage)
+    assert lines[0].startswith(f"[0] {recipe.storage}/report: base model {recipe.study.model.path}, 4 documents, 4 ")
+    assert lines[-1].startswith("[1] - [0]: mean ")
+
+
+def test_runs_and_compare_print_gaps_with_interval_and_corrected(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gaps: dict[str, list[Any]] = {"gap": [0.35, 0.1], "gap_ci95": [[0.25, 0.45], [1e-6, 0.2]]}
+    gaps["gap_corrected"] = [0.33, -0.01]
+    run = {"report": "r", "name": "n", "date": "d", "method": "r1", "dataset": "jsonl", "mean": [0.5, 0.75]}
+    run["inference"] = "none"
+    monkeypatch.setattr(comparison, "list_runs", lambda folder: [run | gaps])
+    before, after = "0.350 [0.250, 0.450], corrected 0.330", "0.100 [above 0, 0.200], corrected -0.010"
+    assert command("runs") == [f"r  d  r1 on jsonl: mean 0.500 to 0.750, GAP {before}; after {after}"]
+    entry = {"report": "r", "model": "distilled", "method": "r1", "documents": 3, "questions": 9}
+    entry |= {"positions": ["1"], "accuracy": [0.5], "mean": 0.5}
+    entries = [entry | {name: values[number] for name, values in gaps.items()} for number in (0, 1)]
+    monkeypatch.setattr(comparison, "compare_runs", lambda runs: {"runs": entries, "differences": [None]})
+    lines = command("compare", "r", "r")
+    assert lines[lines.index("    mean   0.500   0.500") :][1:4] == ["", f"[0]: GAP {before}", f"[1]: GAP {after}"]
+
+
+def test_runs_and_compare_name_the_inference_method(
+    recipe: Recipe, command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(Path(recipe.study.data.path).parent / "recipe.yaml")
+    words = [f"runtime.storage={tmp_path}/scaled", "inference.method=uniform_scale", "inference.scales=[1.5]"]
+    run_evaluate(load_recipe(path, words))
+    page = (tmp_path / "scaled" / "evaluation" / "index.html").read_text()
+    assert "accuracy by position with uniform_scale</title>" in page
+    capsys.readouterr()
+    (line,) = command("runs", str(tmp_path / "scaled"))
+    assert f"{recipe.study.model.path} with uniform_scale on data.jsonl" in line
+    lines = command("compare", recipe.storage, str(tmp_path / "scaled"))
+    assert f"base model {recipe.study.model.path} with uniform_scale, 4 documents" in lines[2]
+    assert "with uniform_scale" not in "".join(lines[:2])
+
+
+def test_runs_refuses_what_is_no_folder(tmp_path: Path, command: Command) -> None:
+    (tmp_path / "file").write_text("")
+    expected = "expected a folder of runs, or the storage of one run"
+    typo, file = tmp_path / "typo", tmp_path / "file"
+    assert command("runs", str(typo), code=2) == [f"error: {typo}: no such folder; {expected}"]
+    assert command("runs", str(file), code=2) == [f"error: {file}: is a file; {expected}"]
+    assert command("runs", str(tmp_path)) == [f"{tmp_path}: no report and no results of evaluate"]
+
+
+@pytest.mark.parametrize("words", [("runs",), ("inspect",), ("compare",), ("export", "tasks"), ("push", "me/mine")])
+def test_a_run_that_is_empty_or_may_not_be_read_is_refused(
+    words: tuple[str, ...], tmp_path: Path, command: Command
+) -> None:
+    """An empty name is not the working directory, and a folder that may not be read is not an empty one."""
+    name, *others = words
+    argument = "FOLDER" if name == "runs" else "RUN"
+    for empty in ("", "  "):
+        assert command(name, empty, *others, code=2) == [f"error: {argument}: is empty; expected a folder"]
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    for run in (closed, closed / "inside"):
+        with respecting_modes():
+            (line,) = command(name, str(run), *others, code=2)
+        assert line.startswith(f"error: {run}: cannot be used (Permission denied")
+        assert line.endswith(f"({argument}); check the permissions of the file and of its folder")
+
+
+def test_compare_without_a_report_is_refused(tmp_path: Path, command: Command) -> None:
+    assert command("compare", str(tmp_path), code=2) == [
+        f"error: {tmp_path}: holds no report and no results of `evaluate`; expected a run's storage or a folder "
+        f"report-FINGERPRINT"
+    ]
+
+
+def test_runs_lists_evaluated_models(evaluated: Path, recipe: Recipe, command: Command) -> None:
+    command("runs", recipe.storage)  # reads what the evaluations have printed
+    one, two = json.loads(command("runs", str(evaluated), "--json")[0])
+    assert (one["report"], two["report"]) == (f"{evaluated}/one/evaluation", f"{evaluated}/two/evaluation")
+    assert (one["method"], one["dataset"], one["model"]) == ("none", "data.jsonl", recipe.study.model.path)
+    (study,) = json.loads(command("runs", recipe.storage, "--json")[0])
+    assert (one["mean"], one["gap"]) == (study["mean"][:1], study["gap"][:1])
+    (line,) = command("runs", str(evaluated / "one"))
+    assert line.startswith(f"{evaluated}/one/evaluation  20")
+    assert f" {recipe.study.model.path} on data.jsonl: mean {one['mean'][0]:.3f}, GAP " in line
+
+
+def test_runs_lists_a_reported_run_once(recipe: Recipe, command: Command, tmp_path: Path) -> None:
+    storage = tmp_path / "storage"
+    shutil.copytree(recipe.storage, storage)
+    path = str(Path(recipe.study.data.path).parent / "recipe.yaml")
+    run_evaluate(load_recipe(path, [f"runtime.storage={storage}"]))
+    command("inspect", str(storage))  # reads what the evaluation has printed
+    (line,) = command("runs", str(storage))
+    assert line.startswith(f"{storage}/report  ")
+    shutil.rmtree(storage / "report")
+    for report in storage.glob("report-*"):
+        shutil.rmtree(report)
+    base, distilled = json.loads(command("compare", str(storage), "--json")[0])["runs"]
+    assert (base["method"], distilled["method"]) == ("none", "r1")
+    shown = json.loads(command("compare", recipe.storage, "--json")[0])["runs"]
+    assert [base["accuracy"], distilled["accuracy"]] == [each["accuracy"] for each in shown]
+
+
+def test_compare_takes_evaluated_models(evaluated: Path, recipe: Recipe, command: Command) -> None:
+    one, two = str(evaluated / "one"), str(evaluated / "two")
+    result = json.loads(command("compare", one, two, recipe.storage, "--json")[0])
+    assert [(run["report"], run["model"]) for run in result["runs"]] == [
+        (f"{one}/evaluation", "base"),
+        (f"{two}/evaluation", "base"),
+        (f"{recipe.storage}/report", "distilled"),
+    ]
+    means = [run["mean"] for run in result["runs"]]
+    differences = [each["mean_difference"] for each in result["differences"]]
+    assert differences == pytest.approx([means[1] - means[0], means[2] - means[0]])
+    (of_study,) = json.loads(command("compare", recipe.storage, "--json")[0])["differences"]
+    assert result["differences"][1] == of_study
+    assert command("compare", f"{one}/evaluation")[0].startswith(f"[0] {one}/evaluation: base model ")
+
+
+def test_compare_refuses_evaluations_that_cannot_be_read(evaluated: Path, command: Command, tmp_path: Path) -> None:
+    storage = shutil.copytree(evaluated / "one", tmp_path / "storage")
+    path = storage / "evaluation" / "summary.json"
+    summary = json.loads(path.read_text())
+    del summary["made_with"]
+    path.write_text(json.dumps(summary))
+    assert command("compare", str(storage), code=2) == [
+        f"error: {storage}: is an evaluation of an earlier version; make it again with `evaluate`"
+    ]
+    summary |= {"made_with": {}, "base": summary["base"] | {"curves": []}}
+    path.write_text(json.dumps(summary))
+    assert command("compare", str(storage), code=2) == [
+        f"error: {path}: corrupt; expected what `evaluate` writes; run `evaluate` for this run to make it again, or "
+        f"delete {path.parent}"
+    ]
+
+
+def test_another_study_keeps_the_first_report(recipe: Recipe, command: Command) -> None:
+    summary = json.loads((Path(recipe.storage) / "report" / "summary.json").read_text())
+    other = load_recipe(str(Path(recipe.study.data.path).parent / "recipe.yaml"), ["evaluation.bootstrap_samples=150"])
+    run_study(other)
+    command("runs", recipe.storage)  # reads what the study has printed
+    kept = Path(recipe.storage) / f"report-{summary['fingerprint']}"
+    assert json.loads((kept / "summary.json").read_text()) == summary
+    assert (kept / "index.html").exists()
+    # The same artifacts, so their difference to the same base model is the same.
+    first, second = json.loads(command("compare", str(kept), recipe.storage, "--json")[0])["differences"]
+    assert first == second
+    assert len(command("runs", recipe.storage)) == 2
+    run_study(recipe)  # back to the first, whose kept report is not duplicated
+    assert not kept.exists()
+    command("runs", recipe.storage)
+
+
+def test_reports_and_artifacts_of_earlier_versions(recipe: Recipe, command: Command, tmp_path: Path) -> None:
+    storage = shutil.copytree(recipe.storage, tmp_path / "old")
+    for path in storage.glob("*/provenance.json"):
+        path.unlink()
+    for folder in storage.glob("report-*"):  # of the test before
+        shutil.rmtree(folder)
+    (storage / "report" / "summary.json").write_text('{"name": "old", "base": {}}')
+    assert command("runs", str(storage)) == [f"{storage}/report  old: of an earlier version"]
+    (storage / "report" / "summary.json").write_text('{"name": "rates", "cells": [{}, {}]}')
+    assert command("runs", str(storage)) == [f"{storage}/report  rates: a sweep of 2 studies"]
+    (line,) = command("compare", str(storage), code=2)
+    assert line.endswith(": is the report of a sweep; expected that of one study (`report` with its settings)")
+    (storage / "report" / "summary.json").write_text('{"name": "old", "base": {}}')
+    assert command("compare", str(storage), code=2) == [
+        f"error: {storage}: is a report of an earlier version; make it again with `report`"
+    ]
+    # Without the record of their tasks, all answers look alike.
+    (note, line) = command("inspect", str(storage), code=2)
+    assert ": the newest finished one of 2 in " in note
+    assert line.endswith("does not say how it was made; it is of an earlier version, make it again")
