@@ -1,6 +1,5 @@
 """`--dry-run`: check everything, show the settings and what a command would run."""
 
-import math
 from collections.abc import Sequence
 
 import yaml
@@ -8,14 +7,13 @@ import yaml
 from pos2distill.config import Recipe
 from pos2distill.config.defaults import all_settings, changed_settings
 
-from .artifact_names import BASE_SCORES, DISTILLED_SCORES
 from .checks.data_checks import CheckedData, check_data
 from .checks.preflight import preflight
 from .commands import COMMANDS, plan_command
-from .plan import Plan
+from .expected_work import expected_work
+from .plan import Cell
 from .results.gate import read_baseline
 from .results.report import reported_fingerprint
-from .stages.evaluate import eval_specs, reference_specs
 from .stages.stage import Stage
 from .terminal import format_counts, format_settings
 
@@ -75,32 +73,19 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
         lines.append(
             f"#   {'cached' if is_current else 'to write':<8}  {'report':<18}  {recipe.storage}/report/index.html"
         )
-    lines += _work_lines(cells[0].plan, spec.stages(cells[0].plan), data)
+    lines += _work_lines(cells[0], spec.stages(cells[0].plan), data)
     return "\n".join(lines + _data_lines(data, full=full))
 
 
-def _work_lines(plan: Plan, stages: Sequence[Stage], data: Sequence[CheckedData]) -> list[str]:
-    """How much the stages of a study do, as far as the number of questions is known."""
-    names = {stage.artifact.name for stage in stages}
-    study, lines = plan.study, []
-    for of_task in data:
-        if of_task.counts is not None and names & {BASE_SCORES, DISTILLED_SCORES}:
-            task = f"{of_task.task}, " if of_task.task else ""
-            questions = of_task.counts["eval"]
-            specs = eval_specs(of_task.study) + reference_specs(of_task.study)
-            prompts = questions * sum(spec.prompts_per_example for spec in specs)
-            lines.append(f"# evaluate  {task}{prompts:,} prompts for each model ({questions:,} questions)")
-    if plan.first_sample in stages:
-        counts = data[0].counts if data else None
-        most = f", from at most {counts['train']:,} questions" if counts is not None else ""
-        lines.append(f"# sample    until {study.wanted_samples:,} answers are kept{most}")
-    if plan.distill in stages:
-        steps = math.ceil(study.wanted_samples / study.samples_per_batch) * study.training.epochs
-        rounds = f" in each of {study.method.rounds} rounds" if study.method.rounds > 1 else ""
-        rows = study.training.global_batch_rows
-        plural = "" if steps == 1 else "s"
-        lines.append(f"# distill   at most {steps:,} step{plural} of at most {rows:,} rows{rounds}")
-    return lines
+def _work_lines(cell: Cell, stages: Sequence[Stage], data: Sequence[CheckedData]) -> list[str]:
+    """What the stages that are still to run have to do; of a sweep those of its first study."""
+    counts = {of_task.examples.url: of_task.counts for of_task in data}
+    works = {}
+    for stage in stages:
+        if not stage.artifact.is_finished:
+            works[stage.name] = expected_work(stage, counts)
+    shown = format_settings(cell.settings)
+    return [f"# work      {name}: {work}{shown}" for name, work in works.items() if work]
 
 
 def _data_lines(data: Sequence[CheckedData], *, full: bool) -> list[str]:

@@ -144,8 +144,8 @@ def join(path: Path, parts: Sequence[Path]) -> None:
 
 
 def _estimate(values: Sequence[float]) -> Estimate:
-    """Each seed has questions of its own."""
-    return estimate(values, [NO_INTERVAL] * len(values), same_questions=False)
+    """Student's interval over seeds."""
+    return estimate(values, [NO_INTERVAL] * len(values), shared=0, bounds=(-math.inf, math.inf))
 
 
 def _format(values: Sequence[float]) -> str:

@@ -48,7 +48,7 @@ class Run:
 
 def accuracies(runs: Sequence[Run], base: Run) -> dict[str, Any]:
     """The answers of the runs of a variant. base: the variant with which it is compared."""
-    means = estimate([run.mean for run in runs], [run.mean_ci95 for run in runs], same_questions=True)
+    means = estimate([run.mean for run in runs], [run.mean_ci95 for run in runs], shared=1)
     return {
         "seeds": len(runs),
         "mean": asdict(means),

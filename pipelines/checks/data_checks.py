@@ -49,12 +49,13 @@ class CheckedPrompts:
 class CheckedData:
     """The data of one task.
 
-    task: its name; None for the study itself. study: the task's. counts: as the stage `prepare` counts records; None of
-    a file of which only the first ones were read. prompts: one for each prompt length that is evaluated.
+    task: its name; None for the study itself. examples: what the stage `prepare` makes of it. counts: as that stage
+    counts records; None of a file of which only the first ones were read. prompts: one for each prompt length that is
+    evaluated.
     """
 
     task: str | None
-    study: Study
+    examples: Artifact
     counts: Mapping[str, int] | None
     prompts: list[CheckedPrompts]
 
@@ -73,7 +74,7 @@ def check_data(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> list[Chec
             if examples.counts is not None and (warning := distractor_warning(examples.counts)):
                 warn_once(f"{prepare.name}: {warning}")
             prompts = _check_prompts(study, recipe.runtime.endpoint, plan, stages, examples)
-            checked.append(CheckedData(name, study, examples.counts, prompts))
+            checked.append(CheckedData(name, prepare.artifact, examples.counts, prompts))
     return checked
 
 

@@ -73,8 +73,7 @@ def make_sweep_report(recipe: Recipe, cells: Sequence[Cell]) -> list[SweepRow]:
         for comparison in inputs.others:
             comparisons[f"{comparison.before.documents} documents"] = comparison
         comparisons.update(inputs.other_tasks)
-        questions = cell.plan.evaluate_base.inputs["examples"].fingerprint
-        results.append(CellResult(cell.settings, comparisons, questions))
+        results.append(CellResult(cell.settings, comparisons))
     files = render_sweep(recipe.name, recipe.description, results, package_versions(recipe))
     summary = summarise_sweep(recipe.name, results)
     summary["fingerprint"] = fingerprint([cell.plan.fingerprint for cell in cells])

@@ -44,8 +44,10 @@ def plan(context: PlanContext, *, distill: Stage | None = None) -> Stage:
         name, folder = "evaluate distilled", DISTILLED_SCORES
     if context.task is not None:
         name = f"{context.task}: {name}"
-    artifact = Artifact(context.storage, folder, digests.fingerprint(settings, inputs))
-    return Stage(name, artifact, settings, run, inputs)
+    # Earlier versions showed the distractors in other orders at each slot.
+    derived = {"orders": "the same at every slot"} if study.evaluation.distractor_orders > 1 else {}
+    artifact = Artifact(context.storage, folder, digests.fingerprint(settings, inputs, derived))
+    return Stage(name, artifact, settings, run, inputs, derived)
 
 
 def run(stage: Stage, context: RunContext) -> Manifest:

@@ -24,8 +24,9 @@ _PRIVATE = ("model.path", "data.path", "evaluation.also_evaluate")
 class Comparison:
     """Scores of the base model and of the distilled one on the same prompts of one length.
 
+    question_ids: the ids of the evaluated questions.
     expected: each model's accuracy under `evaluation.retriever_ranks` and its interval; None without them.
-    references: see `compare_references`; None unless this is the prompt length of training.
+    references: see `compare_references`. Both are None unless this is the prompt length of training.
     """
 
     dataset: str
@@ -33,6 +34,7 @@ class Comparison:
     before: Curve
     after: Curve
     paired: dict[str, Any]
+    question_ids: frozenset[str]
     expected: dict[str, Any] | None = None
     references: dict[str, Any] | None = None
 
@@ -85,14 +87,17 @@ def compare(before: Any, after: Any, documents: int, study: Study) -> Comparison
     bootstrap_samples, seed = study.evaluation.bootstrap_samples, study.evaluation.seed
     before_grid = to_grid(before, documents)
     after_grid = to_grid(after, documents)
+    # The ranks of a retriever are those among this number of documents.
+    is_trained_length = documents == study.data.documents
     return Comparison(
         dataset=dataset_name(study.data),
         metric=METRIC_DESCRIPTIONS[study.data.metric],
         before=to_curve(before_grid, bootstrap_samples=bootstrap_samples, seed=seed),
         after=to_curve(after_grid, bootstrap_samples=bootstrap_samples, seed=seed),
         paired=paired_difference(before_grid, after_grid, bootstrap_samples=bootstrap_samples, seed=seed),
-        expected=_expected(before_grid, after_grid, study.evaluation.retriever_ranks),
-        references=compare_references(before, after, study) if documents == study.data.documents else None,
+        question_ids=frozenset(before_grid.example_ids),
+        expected=_expected(before_grid, after_grid, study.evaluation.retriever_ranks) if is_trained_length else None,
+        references=compare_references(before, after, study) if is_trained_length else None,
     )
 
 

@@ -1,6 +1,7 @@
 """The report of a sweep: one table and one plot, with every setting's interval over seeds."""
 
 import functools
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -18,17 +19,16 @@ from pos2distill.evaluation.statistics import Interval, student_t
 
 SEED = "seed"
 
+_ACCURACY: Interval = (0.0, 1.0)
+_CHANGE: Interval = (-1.0, 1.0)  # what a difference of two accuracies can be
+
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """One study of a sweep: its settings, and its comparison on every task, the training task first.
-
-    questions: the fingerprint of the examples that are evaluated.
-    """
+    """One study of a sweep: its settings, and its comparison on every task, the training task first."""
 
     settings: Mapping[str, Any]
     tasks: Mapping[str, Comparison]
-    questions: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,33 +77,51 @@ class SweepRow:
     tasks: Mapping[str, TaskEstimates]
 
 
-def estimate(values: Sequence[float], intervals: Sequence[Interval], *, same_questions: bool) -> Estimate:
+def estimate(
+    values: Sequence[float], intervals: Sequence[Interval], *, shared: float, bounds: Interval = _ACCURACY
+) -> Estimate:
     """The mean of one value for each seed, with a 95 % interval.
 
-    Seeds with questions of their own differ by training and by questions, so Student's t over seeds covers both. If all
-    seeds answer the same questions, it covers training alone, and the margin over questions is added:
+    Seeds with questions of their own differ by training and by questions, so Student's t over seeds covers both. Of
+    questions that seeds share it covers training alone, and their part of the margin over questions is added:
 
-        margin^2 = (t * s / sqrt(n))^2 + q^2
+        margin^2 = (t * s / sqrt(n))^2 + shared * q^2
 
-    s: standard deviation of the n values; q: the mean margin of the seeds' own intervals on that side. In simulations
-    of 2 to 10 seeds it covers 95 to 99 %, where t alone covers 14 to 95 % (benchmarks/statistics).
+    s: standard deviation of the n values; q: the mean margin of the seeds' own intervals on that side. The variance of
+    the mean is that of one seed by training, over n, plus that of the questions times (1 + (n - 1) * shared) / n;
+    s^2 / n estimates all of it but `shared` times the questions' variance. In simulations of 2 to 10 seeds the interval
+    covers 95 to 99 %, where t alone covers 14 to 95 % (benchmarks/statistics).
 
     Args:
         values: at least one value. intervals: the interval of each value over its questions; that of a single seed is
-            the result.
+            the result. shared: the fraction of its questions that a seed shares with another (`shared_fraction`).
+        bounds: what the value can be; the interval ends there.
     """
     mean = float(np.mean(values))
     if len(values) == 1:
         return Estimate(mean, *intervals[0])
     # ddof=1, because the mean is estimated from the same values.
     over_seeds = student_t(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    if not same_questions:
-        return Estimate(mean, mean - over_seeds, mean + over_seeds)
     lows, highs = zip(*intervals, strict=True)
-    # A corrected GAP may be outside of the interval of the GAP, which is its own.
+    # Not below 0: the intervals may be those of the plain GAP, of which a corrected one may lie outside.
     below = max(0.0, mean - float(np.mean(lows)))
     above = max(0.0, float(np.mean(highs)) - mean)
-    return Estimate(mean, mean - math.hypot(over_seeds, below), mean + math.hypot(over_seeds, above))
+    low = mean - math.hypot(over_seeds, math.sqrt(shared) * below)
+    high = mean + math.hypot(over_seeds, math.sqrt(shared) * above)
+    return Estimate(mean, max(low, bounds[0]), min(high, bounds[1]))
+
+
+def shared_fraction(questions: Sequence[frozenset[str]]) -> float:
+    """The fraction of its questions that a seed shares with another one: the mean over pairs of seeds.
+
+    Args:
+        questions: the ids of each seed's questions. 1 for a single seed.
+    """
+    pairs = list(itertools.combinations(questions, 2))
+    if not pairs:
+        return 1.0
+    # Seeds have equally many questions, but for those that a server refused.
+    return float(np.mean([len(one & other) / math.sqrt(len(one) * len(other)) for one, other in pairs]))
 
 
 def render_sweep(
@@ -158,25 +176,25 @@ def _curves(cells: Sequence[CellResult], task: str) -> dict[str, Curve]:
         if task not in group[0].tasks:
             continue
         comparisons = [cell.tasks[task] for cell in group]
-        same_questions = _same_questions(group)
-        before[label] = _mean_curve([each.before for each in comparisons], same_questions)
-        after[label] = _mean_curve([each.after for each in comparisons], same_questions)
+        shared = shared_fraction([each.question_ids for each in comparisons])
+        before[label] = _mean_curve([each.before for each in comparisons], shared)
+        after[label] = _mean_curve([each.after for each in comparisons], shared)
     if len({curve.accuracy_by_slot for curve in before.values()}) == 1:
         return {BEFORE: next(iter(before.values())), **after}
     return {**{f"{label}, {BEFORE}": curve for label, curve in before.items()}, **after}
 
 
-def _mean_curve(curves: Sequence[Curve], same_questions: bool) -> Curve:
+def _mean_curve(curves: Sequence[Curve], shared: float) -> Curve:
     """The curve over seeds; of its summary only the mean."""
     estimates = []
     for slot in range(len(curves[0].slots)):
         accuracies = [curve.accuracy_by_slot[slot] for curve in curves]
         intervals = [curve.accuracy_ci95[slot] for curve in curves]
-        estimates.append(estimate(accuracies, intervals, same_questions=same_questions))
+        estimates.append(estimate(accuracies, intervals, shared=shared))
     return replace(
         curves[0],
         accuracy_by_slot=tuple(each.value for each in estimates),
-        accuracy_ci95=tuple((max(0.0, each.low), min(1.0, each.high)) for each in estimates),
+        accuracy_ci95=tuple((each.low, each.high) for each in estimates),
         mean=float(np.mean([curve.mean for curve in curves])),
     )
 
@@ -244,14 +262,9 @@ def to_rows(cells: Sequence[CellResult]) -> list[SweepRow]:
     for label, group in _groups(cells):
         tasks = {}
         for task in group[0].tasks:
-            tasks[task] = _estimate_task([cell.tasks[task] for cell in group], _same_questions(group))
+            tasks[task] = _estimate_task([cell.tasks[task] for cell in group])
         rows.append(SweepRow(label, len(group), tasks))
     return rows
-
-
-def _same_questions(group: Sequence[CellResult]) -> bool:
-    """Whether all seeds of a setting are evaluated on the same questions, as with `evaluation.seed`."""
-    return len({cell.questions for cell in group}) == 1
 
 
 def _without_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -266,35 +279,29 @@ def _label(dotted_name: str, value: Any) -> str:
     return str(value) if field in ("name", "method") else f"{field.replace('_', ' ')} {value}"
 
 
-def _estimate_task(comparisons: Sequence[Comparison], same_questions: bool) -> TaskEstimates:
+def _estimate_task(comparisons: Sequence[Comparison]) -> TaskEstimates:
     """Estimates over comparisons on one task, one for each seed."""
     paired = [comparison.paired for comparison in comparisons]
+    shared = shared_fraction([comparison.question_ids for comparison in comparisons])
+    over_seeds = functools.partial(estimate, shared=shared, bounds=_CHANGE)
     return TaskEstimates(
-        before=_estimate_model([comparison.before for comparison in comparisons], same_questions),
-        after=_estimate_model([comparison.after for comparison in comparisons], same_questions),
-        difference=estimate(
-            [each["mean_difference"] for each in paired],
-            [each["ci95"] for each in paired],
-            same_questions=same_questions,
-        ),
-        gap_change=estimate(
-            [each["gap_change"] for each in paired],
-            [each["gap_change_ci95"] for each in paired],
-            same_questions=same_questions,
-        ),
+        before=_estimate_model([comparison.before for comparison in comparisons], shared),
+        after=_estimate_model([comparison.after for comparison in comparisons], shared),
+        difference=over_seeds([each["mean_difference"] for each in paired], [each["ci95"] for each in paired]),
+        gap_change=over_seeds([each["gap_change"] for each in paired], [each["gap_change_ci95"] for each in paired]),
     )
 
 
-def _estimate_model(curves: Sequence[Curve], same_questions: bool) -> ModelEstimates:
+def _estimate_model(curves: Sequence[Curve], shared: float) -> ModelEstimates:
     """Estimates over curves of one model, one for each seed."""
-    over_seeds = functools.partial(estimate, same_questions=same_questions)
+    over_seeds = functools.partial(estimate, shared=shared)
     gap_intervals = [curve.gap_ci95 for curve in curves]
     groups = {}
     for name in curves[0].by_group:
         accuracies = [curve.by_group[name] for curve in curves]
         groups[name] = over_seeds(accuracies, [curve.by_group_ci95[name] for curve in curves])
     # Both GAPs estimate the same quantity, so the questions' part of the interval is the same.
-    corrected = over_seeds([curve.gap_corrected for curve in curves], gap_intervals)
+    corrected = over_seeds([curve.gap_corrected for curve in curves], gap_intervals, bounds=_CHANGE)
     return ModelEstimates(
         mean=over_seeds([curve.mean for curve in curves], [curve.ci95 for curve in curves]),
         gap=over_seeds([curve.gap for curve in curves], gap_intervals),

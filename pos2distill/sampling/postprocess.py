@@ -82,9 +82,9 @@ def _end(metric: Metric, text: str) -> int | None:
 class ResponseProcessor:
     """Truncates, scores and filters generation results.
 
-    With the metric of retrieval (`sub_em`), only the first line of an answer is kept, since the benchmarks score that
-    line; with other metrics, the whole answer is kept. A thought before the answer is kept as it is, since the answer
-    depends on it, but it is not scored.
+    With the metric of questions among documents (`sub_em`), only the first line of an answer is kept, since the
+    benchmarks score that line; with other metrics, that of key-value retrieval too, the whole answer is kept. A thought
+    before the answer is kept as it is, since the answer depends on it, but it is not scored.
 
     Args:
         tokenizer: decodes token ids, and encodes a truncated line that ends inside a token.

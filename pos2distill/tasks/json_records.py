@@ -34,6 +34,20 @@ class _NestedTooDeeplyError(Exception):
     """The next bytes of the file open more brackets than any record has."""
 
 
+class _JsonObject(dict[str, Any]):
+    """An object of a JSON array, which knows a name that it was given twice; ijson keeps the last value.
+
+    No error is raised at once: in ijson 3.6 it would end as a SystemError.
+    """
+
+    repeated: str | None = None
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name in self:
+            self.repeated = name
+        super().__setitem__(name, value)
+
+
 def line_records(file: IO[bytes], url: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The objects of JSON Lines, each with its location in the file; blank lines are counted and left out."""
     for number, line in enumerate(file, start=1):
@@ -48,9 +62,11 @@ def array_records(file: IO[bytes], url: str) -> Iterator[tuple[str, dict[str, An
     number = 0
     try:
         # ijson asks for its own number of bytes; `from_iter` answers with the next chunk.
-        values = ijson.items(ijson.from_iter(_checked_chunks(file)), "item", use_float=True)
+        values = ijson.items(ijson.from_iter(_checked_chunks(file)), "item", map_type=_JsonObject, use_float=True)
         for number, value in enumerate(values, start=1):
-            yield f"record {number}", _object(value, f"{url}, record {number}")
+            location = f"{url}, record {number}"
+            _refuse_repeated_names(value, location)
+            yield f"record {number}", _object(value, location)
     except _UnpairedSurrogateError:
         raise UserError(f"{url}, record {number + 1}: {_UNPAIRED_MESSAGE}") from None
     except _NestedTooDeeplyError:
@@ -123,6 +139,18 @@ def _how_to_correct(error: json.JSONDecodeError) -> str:
         return "; remove the comma after the record" if is_comma else "; expected one JSON object in each line"
     is_cut = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
     return "; is the line cut off?" if is_cut else ""
+
+
+def _refuse_repeated_names(value: Any, location: str) -> None:
+    """As `_object_of_pairs` does for a line, at any depth."""
+    if isinstance(value, _JsonObject):
+        if value.repeated is not None:
+            raise UserError(f"{location}, {value.repeated}: given twice")
+        for each in value.values():
+            _refuse_repeated_names(each, location)
+    elif isinstance(value, list):
+        for each in value:
+            _refuse_repeated_names(each, location)
 
 
 def _ijson_reason(error: ijson.JSONError) -> str:

@@ -43,7 +43,7 @@ def arrange(
     Args:
         documents: how many to show; 0: none, not even the gold ones.
         slots: slots of the gold documents, in hop order; distinct.
-        order: 0: the data set's order (paper); another number: that order of an evaluation
+        order: 0: the data set's order (paper); another number: that order of an evaluation, the same at all slots
             (`numbered_order`); `reshuffled`: an order drawn for each (seed, example, slots) (authors' code).
         slot_of_rank: if given, a reordering of what the other arguments arrange: the document of rank r (from 0) is
             shown at slot_of_rank[r].
@@ -63,7 +63,7 @@ def arrange(
         shuffle = derive_generator(seed, "reshuffle", example.example_id, *slots).permutation(len(others))
         others = [others[index] for index in shuffle]
     elif order:
-        numbered = numbered_order(order, len(others), example.example_id, slots)
+        numbered = numbered_order(order, len(others), example.example_id)
         others = [others[index] for index in numbered]
     gold_at = dict(zip(slots, golds, strict=True))
     remaining = iter(others)
@@ -170,10 +170,11 @@ def index_to_slots(index: int, documents: int, hops: int) -> Slots:
     return tuple(free.pop(digit) for digit in reversed(digits))
 
 
-def numbered_order(number: int, distractors: int, example_id: str, slots: Slots) -> list[int]:
+def numbered_order(number: int, distractors: int, example_id: str) -> list[int]:
     """The order of the distractors with this number: 0 is the data set's, and each is unlike those before it.
 
-    A pure function of its arguments. The study's seed is none of them, so that all models are asked in the same orders.
+    A pure function of its arguments. The study's seed is none of them, so that all models are asked in the same orders;
+    nor are the slots, so that positions are compared with the distractors in the same order.
 
     Raises:
         ValueError: if there are not so many orders.
@@ -182,7 +183,7 @@ def numbered_order(number: int, distractors: int, example_id: str, slots: Slots)
         raise ValueError(f"{example_id}: {distractors} distractors have no order {number}, counted from 0")
     orders = [list(range(distractors))]
     for earlier in range(1, number + 1):
-        generator = derive_generator(earlier, "reshuffle", example_id, *slots)
+        generator = derive_generator(earlier, "distractor order", example_id)
         order = generator.permutation(distractors).tolist()
         while order in orders:
             order = generator.permutation(distractors).tolist()

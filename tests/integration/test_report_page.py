@@ -61,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tasks=[task, inputs.tasks[1]],
         analyses=analyses(),
     )
-    cells = [CellResult({"method.name": name}, {"training task": study.main}, name) for name in ("r1", "sft")]
+    cells = [CellResult({"method.name": name}, {"training task": study.main}) for name in ("r1", "sft")]
     root = tmp_path_factory.mktemp("reports")
     pages = {
         "study": render_report(study),

@@ -46,6 +46,8 @@ def check_inference(model: ModelSection, inference: InferenceSection) -> None:
             f"{model.path}: its config.json has RoPE scales by layer ({CONFIG_KEY}), which inference.method "
             f"'{inference.method}' would replace; set inference.method to none, or remove them from config.json"
         )
+    if inference.method == "lpes" and not inference.scales:
+        _require_layers(lm.config, model.path)
     if changes == "scales" or stored:
         scales = stored or resolve_scales(inference.scales or (1.0,), lm.config, model.path)
         scale_layers(lm, scales, model.path)
@@ -106,6 +108,15 @@ def _require_changed_layer(config: Any, first_layer: int, shown: str) -> None:
         raise UserError(
             f"inference.ms_poe.first_layer: {first_layer}, but {shown} has {layers} layers, so none would change; "
             f"set it to {layers - 1} or less"
+        )
+
+
+def _require_layers(config: Any, shown: str) -> None:
+    """Refuse to search scales by layer for a model with one layer."""
+    if config.get_text_config().num_hidden_layers == 1:
+        raise UserError(
+            f"{shown}: has one layer, so there are no scales by layer to search; set inference.method to uniform_scale "
+            f"and inference.scales to one number"
         )
 
 

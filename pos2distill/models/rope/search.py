@@ -38,6 +38,14 @@ def best(candidates: Sequence[Candidate]) -> Candidate:
     return max(candidates, key=lambda candidate: candidate.fitness)
 
 
+def _uniform_grid(settings: SearchSection) -> list[float]:
+    """Evenly spaced scales that make `population` candidates together with 1, the unscaled model."""
+    grid: list[float] = np.linspace(settings.smallest, settings.largest, settings.population).tolist()
+    if 1.0 not in grid:
+        grid = np.linspace(settings.smallest, settings.largest, settings.population - 1).tolist()
+    return grid
+
+
 def next_genomes(
     settings: SearchSection, measured: Sequence[Candidate], generation: int, *, layers: int, seed: int
 ) -> list[Genome]:
@@ -66,7 +74,7 @@ def next_genomes(
     if generation == 0:
         add(lambda: _flat(settings, 1.0))
     if settings.strategy == "uniform":
-        for scale in np.linspace(settings.smallest, settings.largest, settings.population):
+        for scale in _uniform_grid(settings):
             add(functools.partial(_flat, settings, scale))
     elif settings.strategy == "random" or generation == 0:
         count = settings.population - 1 if generation == 0 else settings.children

@@ -14,6 +14,7 @@ from pos2distill.evaluation.sweep import (
     Estimate,
     estimate,
     render_sweep,
+    shared_fraction,
     summarise_sweep,
 )
 
@@ -39,42 +40,62 @@ def curve(mean: float, **changes: Any) -> Curve:
     return Curve(**(given | changes))
 
 
-def comparison(after: float, **changes: Any) -> Comparison:
+def comparison(after: float, seed: int = 0, **changes: Any) -> Comparison:
+    """Each seed has questions of its own."""
     paired = {"mean_difference": after - 0.5, "ci95": (-1.0, 1.0)}
     paired |= {"gap_change": 0.0, "gap_change_ci95": (-0.5, 0.5)}
-    return Comparison("jsonl", "sub_em", curve(0.5, **changes), curve(after, **changes), paired)
+    questions = frozenset({f"question of {seed}"})
+    return Comparison("jsonl", "sub_em", curve(0.5, **changes), curve(after, **changes), paired, questions)
 
 
 def cell(method: str, seed: int, after: float, **tasks: Comparison) -> CellResult:
-    """Each seed has questions of its own."""
-    return CellResult({"method.name": method, "seed": seed}, {"training task": comparison(after)} | tasks, str(seed))
+    return CellResult({"method.name": method, "seed": seed}, {"training task": comparison(after, seed)} | tasks)
 
 
 def test_estimate_over_seeds_by_hand() -> None:
     # Standard deviation .1, Student's t of 2 degrees of freedom 4.303: 4.303 * .1 / sqrt(3) = .24844.
-    found = estimate([0.5, 0.6, 0.7], [(0, 0)] * 3, same_questions=False)
+    found = estimate([0.5, 0.6, 0.7], [(0, 0)] * 3, shared=0)
     assert found.value == pytest.approx(0.6)
     assert (found.low, found.high) == pytest.approx((0.6 - 0.24844, 0.6 + 0.24844), abs=1e-5)
 
 
-def test_estimate_over_seeds_with_the_same_questions_by_hand() -> None:
-    # The margins of the seeds are .1, .2 and .3 below and .1 above; sqrt(.24844^2 + .2^2) = .31894 and .26781.
+@pytest.mark.parametrize(("shared", "below", "above"), [(1.0, 0.31894, 0.26781), (0.25, 0.26781, 0.25342)])
+def test_estimate_over_seeds_that_share_questions_by_hand(shared: float, below: float, above: float) -> None:
+    # The margins of the seeds are .1, .2 and .3 below and .1 above. Of all questions: sqrt(.24844^2 + .2^2) = .31894
+    # and .26781; of a quarter of them sqrt(.24844^2 + .2^2 / 4) = .26781 and .25342.
     intervals = [(0.4, 0.6), (0.4, 0.7), (0.4, 0.8)]
-    found = estimate([0.5, 0.6, 0.7], intervals, same_questions=True)
-    assert (found.low, found.high) == pytest.approx((0.6 - 0.31894, 0.6 + 0.26781), abs=1e-5)
+    found = estimate([0.5, 0.6, 0.7], intervals, shared=shared)
+    assert (found.low, found.high) == pytest.approx((0.6 - below, 0.6 + above), abs=1e-5)
 
 
 def test_estimate_of_equal_seeds_with_the_same_questions_has_the_interval_over_questions() -> None:
-    found = estimate([0.5, 0.5], [(0.25, 0.75)] * 2, same_questions=True)
+    found = estimate([0.5, 0.5], [(0.25, 0.75)] * 2, shared=1)
     assert (found.value, found.low, found.high) == (0.5, 0.25, 0.75)
 
 
-@pytest.mark.parametrize("same_questions", [True, False])
-def test_estimate_of_one_seed_has_its_interval(same_questions: bool) -> None:
-    assert estimate([0.5], [(0.25, 0.75)], same_questions=same_questions) == Estimate(0.5, 0.25, 0.75)
+@pytest.mark.parametrize("shared", [1.0, 0.0])
+def test_estimate_of_one_seed_has_its_interval(shared: float) -> None:
+    assert estimate([0.5], [(0.25, 0.75)], shared=shared) == Estimate(0.5, 0.25, 0.75)
 
 
-GROUPS = {"by_group": {"connected": 0.625}, "by_group_ci95": {"connected": (0.5, 0.75)}}
+def test_estimate_ends_at_its_bounds() -> None:
+    # 12.706 * .0283 / sqrt(2) = .254.
+    found = estimate([0.95, 0.99], [(0.9, 1.0)] * 2, shared=0)
+    assert (found.value, found.low, found.high) == pytest.approx((0.97, 0.716, 1.0), abs=1e-3)
+    found = estimate([-0.95, -0.99], [(-1.0, -0.9)] * 2, shared=0, bounds=(-1.0, 1.0))
+    assert (found.value, found.low, found.high) == pytest.approx((-0.97, -1.0, -0.716), abs=1e-3)
+
+
+def test_shared_fraction_is_the_mean_over_pairs() -> None:
+    one, two, three = frozenset("abcd"), frozenset("abce"), frozenset("defg")
+    # Three of four, one of four and one of four.
+    assert shared_fraction([one, two, three]) == pytest.approx((3 + 1 + 1) / 12)
+    assert shared_fraction([one, one]) == 1
+    assert shared_fraction([one, three | two]) == pytest.approx(4 / (4 * 7) ** 0.5)
+    assert shared_fraction([one]) == 1
+
+
+GROUPS: dict[str, Any] = {"by_group": {"connected": 0.625}, "by_group_ci95": {"connected": (0.5, 0.75)}}
 CELLS = [
     cell("sft", 0, 0.75),
     cell("sft", 1, 0.75),
@@ -126,10 +147,10 @@ def seeds_with_corrected_gaps() -> list[CellResult]:
     """Two seeds with corrected GAPs of .2 and .2 before, of .0 and .2 after, and changes of -.2 and .0."""
     cells = []
     for seed, gap in enumerate((0.0, 0.2)):
-        compared = comparison(0.75, **GROUPS)
+        compared = comparison(0.75, seed, **GROUPS)
         paired = compared.paired | {"gap_change": gap - 0.2}
         compared = replace(compared, after=replace(compared.after, gap_corrected=gap), paired=paired)
-        cells.append(CellResult({"method.name": "r1", "seed": seed}, {"training task": compared}, str(seed)))
+        cells.append(CellResult({"method.name": "r1", "seed": seed}, {"training task": compared}))
     return cells
 
 
@@ -138,8 +159,8 @@ def test_render_sweep_shows_corrected_gaps_and_their_change_over_seeds() -> None
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page[: page.index("<script")]))
     headers = "GAP before GAP after corrected GAP before corrected GAP after change of the corrected GAP"
     assert headers in text
-    # 12.706 * .1414 / sqrt(2) = 1.2706.
-    assert "0.200 [0.200, 0.200] 0.100 [-1.171, 1.371] -0.100 [-1.371, 1.171]" in text
+    # 12.706 * .1414 / sqrt(2) = 1.2706, more than a GAP can be.
+    assert "0.200 [0.200, 0.200] 0.100 [-1.000, 1.000] -0.100 [-1.000, 1.000]" in text
 
 
 def test_render_sweep_writes_every_measure_as_csv() -> None:
@@ -160,8 +181,8 @@ def test_render_sweep_writes_every_measure_as_csv() -> None:
         "change of the corrected GAP",
     ]
     assert measures["GAP after"] == [0.125] * 3
-    assert measures["corrected GAP after"] == pytest.approx([0.1, -1.1706, 1.3706], abs=1e-4)
-    assert measures["change of the corrected GAP"] == pytest.approx([-0.1, -1.3706, 1.1706], abs=1e-4)
+    assert measures["corrected GAP after"] == pytest.approx([0.1, -1, 1])
+    assert measures["change of the corrected GAP"] == pytest.approx([-0.1, -1, 1])
 
 
 def test_render_sweep_of_one_seed_writes_no_interval_of_a_corrected_gap() -> None:
@@ -172,14 +193,12 @@ def test_render_sweep_of_one_seed_writes_no_interval_of_a_corrected_gap() -> Non
 
 def test_render_sweep_shows_the_curve_of_each_setting_over_seeds() -> None:
     cells = [
-        CellResult(
-            {"method.name": "r1", "seed": seed}, {"training task": replace(comparison(0.5), after=after)}, str(seed)
-        )
+        CellResult({"method.name": "r1", "seed": seed}, {"training task": replace(comparison(0.5, seed), after=after)})
         for seed, after in enumerate([curve(0.5, accuracy_by_slot=(0.4, 0.6)), curve(0.5, accuracy_by_slot=(0.6, 0.6))])
     ]
     files = render_sweep("ablation", "One method.", [*cells, cell("sft", 0, 0.75)], {})
     rows = list(csv.reader(files["curves.csv"].decode().splitlines()))
-    # Student's t of 1 degree of freedom 12.706: 12.706 * .1414 / sqrt(2) = 1.27, more than the ends of the scale.
+    # Student's t of 1 degree of freedom 12.706: 12.706 * .1414 / sqrt(2) = 1.27, more than an accuracy can be.
     assert rows == [
         ["setting", "documents", "position", "accuracy", "low", "high", "questions"],
         ["before", "30", "1", "0.5", "0.5", "0.5", "7"],
@@ -196,12 +215,12 @@ def test_render_sweep_shows_the_curve_of_each_setting_over_seeds() -> None:
 
 
 def test_render_sweep_of_initial_models_or_slots_that_differ() -> None:
-    other = CellResult({"method.name": "seqkd", "seed": 0}, {"training task": comparison(0.5)}, "0")
+    other = CellResult({"method.name": "seqkd", "seed": 0}, {"training task": comparison(0.5)})
     base = replace(other.tasks["training task"], before=curve(0.25))
-    differ = [cell("r1", 0, 0.75), CellResult(other.settings, {"training task": base}, "0")]
+    differ = [cell("r1", 0, 0.75), CellResult(other.settings, {"training task": base})]
     rows = list(csv.reader(render_sweep("two", "", differ, {})["curves.csv"].decode().splitlines()))
     assert [row[0] for row in rows[1::2]] == ["r1, before", "seqkd, before", "r1", "seqkd"]
-    slots = CellResult(other.settings, {"training task": comparison(0.5, slots=(0, 15))}, "0")
+    slots = CellResult(other.settings, {"training task": comparison(0.5, slots=(0, 15))})
     assert render_sweep("two", "", [cell("r1", 0, 0.75), slots], {}).keys() == {
         "index.html",
         "sweep.csv",
@@ -222,5 +241,5 @@ def test_summarise_sweep_holds_the_estimates_over_seeds() -> None:
     after = row["tasks"]["training task"]["after"]
     assert after["gap"] == {"value": 0.125, "low": 0.125, "high": 0.125}
     assert after["gap_corrected"] == pytest.approx(0.1)
-    assert after["gap_corrected_ci95"] == pytest.approx([-1.1706, 1.3706], abs=1e-4)
+    assert after["gap_corrected_ci95"] == pytest.approx([-1, 1])
     assert row["tasks"]["training task"]["gap_change"]["value"] == pytest.approx(-0.1)

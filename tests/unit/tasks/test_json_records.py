@@ -146,3 +146,22 @@ def test_read_records_refuses_an_element_that_is_no_object(tmp_path: Path, rest:
     with pytest.raises(UserError) as caught:
         list(records)
     assert str(caught.value) == f"{path}, record 3: {message}"
+
+
+@pytest.mark.parametrize(
+    ("record", "name"),
+    [
+        ('{"question": "a", "question": "b"}', "question"),
+        ('{"documents": [{"title": "t"}, {"text": "x", "text": "x"}]}', "text"),
+    ],
+)
+def test_read_records_refuses_a_name_that_is_given_twice(tmp_path: Path, record: str, name: str) -> None:
+    """Of which JSON readers keep the last value. In a line and in an array, at any depth."""
+    for content, location in ((f'{{"a": 1}}\n{record}', "line 2"), (f'[{{"a": 1}}, {record}]', "record 2")):
+        path = tmp_path / "data.json"
+        path.write_text(content)
+        records = read_records(str(path))
+        assert next(records)[1] == {"a": 1}
+        with pytest.raises(UserError) as caught:
+            next(records)
+        assert str(caught.value) == f"{path}, {location}, {name}: given twice"

@@ -93,6 +93,17 @@ def test_check_inference_refuses_ms_poe_that_changes_no_layer(save: Callable[...
     )
 
 
+def test_check_inference_refuses_to_search_scales_of_one_layer(save: Callable[..., ModelSection]) -> None:
+    model = save(LlamaConfig(**{**SMALL, "num_hidden_layers": 1}, **HEADS))
+    with pytest.raises(UserError) as caught:
+        check_inference(model, LPES)
+    assert str(caught.value) == (
+        f"{model.path}: has one layer, so there are no scales by layer to search; set inference.method to "
+        f"uniform_scale and inference.scales to one number"
+    )
+    check_inference(model, InferenceSection(method="uniform_scale", scales=(1.5,)))
+
+
 def test_check_inference_refuses_layers_without_rope_in_vllm(save: Callable[..., ModelSection]) -> None:
     """With four layers, the fourth of SmolLM 3 has none. In transformers the others are scaled."""
     sizes = {**SMALL, "num_hidden_layers": 4}

@@ -104,7 +104,8 @@ def test_uniform_grid_is_flat_and_spans_the_limits() -> None:
     settings = settings_with(strategy="uniform", population=5, mutations=0, crossovers=0)
     grid = [scales_of(candidate.genome, 4, "bezier") for candidate in search(settings)]
     assert grid == [(scale,) * 4 for scale in (1.0, 1.25, 1.5, 1.75, 2.0)]
-    above = settings_with(strategy="uniform", population=2, parents=1, smallest=1.5)
+    # Without 1 on the grid, the unscaled model takes the place of a scale.
+    above = settings_with(strategy="uniform", population=3, parents=1, smallest=1.5)
     assert [scales_of(candidate.genome, 1, "bezier") for candidate in search(above)] == [(1.0,), (1.5,), (2.0,)]
 
 

@@ -138,10 +138,12 @@ def test_dry_run_shows_settings_and_writes_nothing(
     assert f"#   to write  {'report':<18}  {resolved.storage}/report/index.html\n" in shown
     assert not Path(resolved.storage).exists()
     assert "# data      records 40, duplicate 0, eval unused 15, train unused 13, train 8, eval 4, answer in " in shown
-    prompt_counts = "# evaluate  16 prompts for each model (4 questions)\n"  # at 4 slots
-    # Five epochs of three batches, since 15 rows hold 3 of 8 examples.
-    training = "# distill   at most 15 steps of at most 15 rows\n"
-    assert f"{prompt_counts}# sample    until 8 answers are kept, from at most 8 questions\n{training}" in shown
+    assert re.findall("^# work      (.*)$", shown, re.M) == [
+        "evaluate base: 16 prompts (4 questions)",  # at 4 slots
+        "sample: until 8 answers are kept, from at most 8 questions",
+        "distill: at most 15 steps of at most 15 rows",  # five epochs of three batches of 3 examples
+        "evaluate distilled: 16 prompts (4 questions)",
+    ]
     prompt = re.search(
         r"^# prompt    4 documents: (\d+) tokens \(the longest checked\), and 8 for the answer\n((?:#   \| .*\n)+)",
         shown,
@@ -179,11 +181,47 @@ def test_dry_run_counts_the_work_of_every_task_and_round(
     )
     assert command_line.main(["study", str(tmp_path / "recipe.yaml"), "--dry-run"]) == 0
     shown = capsys.readouterr().out
-    # Two slots among four and two among three documents in two orders, no document, and the gold document alone.
-    assert "# evaluate  40 prompts for each model (4 questions)\n" in shown
-    assert "# evaluate  small, 6 prompts for each model (2 questions)\n" in shown
-    assert "# sample    until 24 answers are kept, from at most 8 questions\n" in shown  # K = 3 of each
-    assert "# distill   at most 1 step of at most 32 rows in each of 2 rounds\n" in shown
+    assert re.findall("^# work      (.*)$", shown, re.M) == [
+        # Two slots among four and two among three documents in two orders, no document, and the gold document alone.
+        "evaluate base: 40 prompts (4 questions)",
+        "small: evaluate base: 6 prompts (2 questions)",
+        "sample: until 24 answers are kept, from at most 8 questions",  # K = 3 of each
+        "distill: at most 1 step of at most 32 rows",
+        "sample 2: until 24 answers are kept, from at most 8 questions",
+        "distill 2: at most 1 step of at most 32 rows",
+        "evaluate distilled: 40 prompts (4 questions)",
+        "small: evaluate distilled: 6 prompts (2 questions)",
+    ]
+
+
+def test_dry_run_counts_the_prompts_of_measurements(
+    make_recipe: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    search = {
+        "generations": 3,
+        "population": 6,
+        "mutations": 2,
+        "crossovers": 1,
+        "parents": 3,
+        "examples": 5,
+        "slots": 2,
+    }
+    make_recipe(
+        method={"advantageous_slot": "auto", "auto_examples": 4, "auto_slots": 3},
+        inference={"method": "lpes", "search": search},
+        sweep={"seed": [0, 1]},
+    )
+    assert command_line.main(["study", str(tmp_path / "recipe.yaml"), "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert re.findall("^# work      (.*)$", shown, re.M) == [
+        # 6 and twice 3 candidates, 5 questions at 2 slots.
+        "search scales: at most 120 prompts (12 candidates, 5 questions), seed=0",
+        "choose slot: 12 prompts (4 questions), seed=0",
+        "evaluate base: 16 prompts (4 questions), seed=0",
+        "sample: until 8 answers are kept, from at most 8 questions, seed=0",
+        "distill: at most 1 step of at most 32 rows, seed=0",
+        "evaluate distilled: 16 prompts (4 questions), seed=0",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,67 @@
+"""How much a stage has to do, as far as that is known before it runs."""
+
+import math
+from collections.abc import Callable, Mapping
+
+from pos2distill.tasks.permutations import candidate_placements
+
+from .artifact_names import BASE_SCORES, CHECKPOINT, DISTILLED_SCORES, ROPE_SCALES, SAMPLES, SLOT_SCORES
+from .stages.evaluate import eval_specs, reference_specs
+from .stages.stage import Stage
+
+
+def expected_work(stage: Stage, counts: Mapping[str, Mapping[str, int] | None]) -> str:
+    """The prompts, answers or steps of a stage; empty if they are not known.
+
+    Args:
+        counts: what the stage `prepare` counts, by the URL of its artifact.
+    """
+    if stage.artifact.name == CHECKPOINT:
+        return _steps(stage)
+    describe = _BY_QUESTIONS.get(stage.artifact.name)
+    questions = counts.get(stage.inputs["examples"].artifact.url) if describe else None
+    return describe(stage, questions) if describe and questions else ""
+
+
+def _steps(stage: Stage) -> str:
+    study = stage.study
+    steps = math.ceil(study.wanted_samples / study.samples_per_batch) * study.training.epochs
+    plural = "" if steps == 1 else "s"
+    return f"at most {steps:,} step{plural} of at most {study.training.global_batch_rows:,} rows"
+
+
+def _evaluation(stage: Stage, questions: Mapping[str, int]) -> str:
+    specs = eval_specs(stage.study) + reference_specs(stage.study)
+    asked = questions["eval"]
+    prompts = asked * sum(spec.prompts_per_example for spec in specs)
+    return f"{prompts:,} prompts ({asked:,} questions)"
+
+
+def _choice_of_slot(stage: Stage, questions: Mapping[str, int]) -> str:
+    study = stage.study
+    placements = candidate_placements(study.data.documents, study.data.hops[0], study.method.auto_slots)
+    asked = min(questions["train"], study.method.auto_examples)
+    return f"{asked * len(placements):,} prompts ({asked:,} questions)"
+
+
+def _search(stage: Stage, questions: Mapping[str, int]) -> str:
+    """Fewer if a generation has too few proposals that are new."""
+    study, search = stage.study, stage.study.inference.search
+    placements = candidate_placements(study.data.documents, study.data.hops[0], search.slots)
+    candidates = search.population + (search.rounds - 1) * search.children
+    asked = min(questions["train"], search.examples)
+    prompts = candidates * asked * len(placements)
+    return f"at most {prompts:,} prompts ({candidates:,} candidates, {asked:,} questions)"
+
+
+def _samples(stage: Stage, questions: Mapping[str, int]) -> str:
+    return f"until {stage.study.wanted_samples:,} answers are kept, from at most {questions['train']:,} questions"
+
+
+_BY_QUESTIONS: Mapping[str, Callable[[Stage, Mapping[str, int]], str]] = {
+    BASE_SCORES: _evaluation,
+    DISTILLED_SCORES: _evaluation,
+    SLOT_SCORES: _choice_of_slot,
+    ROPE_SCALES: _search,
+    SAMPLES: _samples,
+}
