@@ -66,7 +66,7 @@ def _check_recipe(spec: ClusterSpec, job: JobCommand) -> None:
             _check_path(spec, cell, field, path)
         _check_hub(spec, cell)
         _check_endpoint(spec, cell)
-        _check_pools(spec, cell, trained=job.trains)
+        _check_pools(spec, cell, job.pools(cell.study))
 
 
 def _check_command(recipe: Recipe, command: str) -> None:
@@ -166,50 +166,45 @@ def _is_in_image(path: str) -> bool:
     return not os.path.isabs(path) and not has_parent_segment(path) and (_CHECKOUT / path).is_relative_to(_EXAMPLES)
 
 
-def _check_pools(spec: ClusterSpec, recipe: Recipe, *, trained: bool) -> None:
-    """Refuse pools that would wait forever, because their actors do not fit on one node or on all nodes together.
+def _check_pools(spec: ClusterSpec, recipe: Recipe, pools: frozenset[str]) -> None:
+    """Refuse pools whose actors do not fit on one node, or not all of them on the nodes together.
 
     Args:
-        trained: whether the job's command trains.
+        pools: those that the job's command starts (`JobCommand.pools`).
     """
-    runtime = recipe.runtime
     sampling = list(spec.sampling_groups.values())
-    _check_pool(recipe, "samplers", "max", "sampling", sampling)
-    _check_pool(recipe, "teachers", "max", "sampling", sampling)
-    if trained:
+    generating = sorted(pools & {"samplers", "teachers"})
+    for name in generating:
+        _check_pool(recipe, name, "max", "sampling", sampling)
+    if "trainers" in pools:
         _check_pool(recipe, "trainers", "workers", "training", [spec.training])
-    for resource in _RESOURCES:
-        needed = sum(pool.max * _exact(getattr(pool, resource)) for pool in (runtime.samplers, runtime.teachers))
+    for resource in _RESOURCES if generating else ():
+        sections = [getattr(recipe.runtime, name) for name in generating]
+        needed = sum(pool.max * _exact(getattr(pool, resource)) for pool in sections)
         available = sum(group.max * _exact(getattr(group.node, resource)) for group in sampling)
-        who = "samplers and teachers"
+        who = " and ".join(generating)
         # Without nodes of its own, reading and storing data needs room for a task.
         if resource == "cpus" and spec.data is None:
             needed += _exact(TASK_CPUS)
-            who = "samplers, teachers and a task that reads and stores data"
+            who = ", ".join(generating) + " and a task that reads and stores data"
         if needed > available:
             unit = "GPUs" if resource == "gpus" else "CPUs"
             raise UserError(
-                f"{recipe.name}: runtime.samplers.max: {who} need {float(needed):g} {unit}, but "
-                f"sampling has at most {float(available):g}; raise spec.sampling.max or lower runtime.samplers.max"
+                f"{recipe.name}: runtime.{generating[0]}.max: {who} need {float(needed):g} {unit}, but sampling has at "
+                f"most {float(available):g}; raise spec.sampling.max or lower runtime.{generating[0]}.max"
             )
-    _check_gpu_use(spec, recipe)
+    _check_gpu_use(spec, recipe, pools)
 
 
-def _check_gpu_use(spec: ClusterSpec, recipe: Recipe) -> None:
+def _check_gpu_use(spec: ClusterSpec, recipe: Recipe, pools: frozenset[str]) -> None:
     """On nodes with GPUs, all pools use them or none: a toy may run on the CPUs of any cluster."""
     if not spec.training.node.gpus:
         return
-    study, runtime = recipe.study, recipe.runtime
-    pools: dict[str, PoolSection | TrainersSection] = {"trainers": runtime.trainers}
-    if study.model.engine != "openai":  # a server samples
-        pools["samplers"] = runtime.samplers
-    if study.method.teacher == "cached":
-        pools["teachers"] = runtime.teachers
-    unused = [name for name, pool in pools.items() if not pool.gpus]
-    if study.model.engine == "vllm" and "samplers" in unused:
+    unused = sorted(name for name in pools if not getattr(recipe.runtime, name).gpus)
+    if recipe.study.model.engine == "vllm" and "samplers" in unused:
         raise UserError(f"{recipe.name}: runtime.samplers.gpus: 0, but vLLM of the image for GPUs needs one; set 1")
     if unused and len(unused) < len(pools):
-        used = next(name for name in pools if name not in unused)
+        used = max(pools - {*unused})
         raise UserError(f"{recipe.name}: runtime.{unused[0]}.gpus: 0, but the nodes have GPUs, which {used} use; set 1")
 
 

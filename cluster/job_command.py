@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pos2distill.config import Recipe
+from pos2distill.config import Recipe, Study
 from pos2distill.config.load import load_recipe
 from pos2distill.config.overrides import override_value
 from pos2distill.config.read import RECIPES, find_yaml
@@ -32,8 +32,24 @@ class JobCommand:
 
     @property
     def trains(self) -> bool:
-        """Whether the command trains, so that its pool of trainers must fit."""
+        """Whether the command trains."""
         return self.command in ("study", "distill")
+
+    def pools(self, study: Study) -> frozenset[str]:
+        """The pools of actors that the command may start for a study of its recipe: `samplers`, `teachers`, `trainers`.
+
+        Named as the sections of `runtime`.
+        """
+        samples = self.command in ("study", "sample", "distill")
+        analyses = self.command in ("study", "analyse") and study.analysis is not None
+        pools = set()
+        if study.model.engine != "openai" and self.command != "report":  # a server answers by itself
+            pools.add("samplers")
+        if (samples and study.method.teacher == "cached") or analyses:
+            pools.add("teachers")
+        if self.trains:
+            pools.add("trainers")
+        return frozenset(pools)
 
 
 def load_job(

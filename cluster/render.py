@@ -49,7 +49,7 @@ def render(spec: ClusterSpec, job: JobCommand | None = None) -> list[KubeManifes
         manifests.append(ray_cluster(spec, node_disks(spec)))
     else:
         entrypoint = make_entrypoint(spec, job)
-        check_gpu_memory(spec, job.recipe, trained=job.trains)
+        check_gpu_memory(spec, job)
         disks = node_disks(spec, job.recipe, job.storage)
         if job.own_recipe is not None:
             manifests.append(recipe_map(spec, job.own_recipe))

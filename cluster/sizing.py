@@ -15,6 +15,7 @@ from pos2distill.config.sweep import sweep_cells
 from pos2distill.config.training import STATE_BYTES
 from pos2distill.errors import UserError
 
+from .job_command import JobCommand
 from .nodes import NodeSection, quantity_bytes
 from .spec import ClusterSpec
 
@@ -91,18 +92,18 @@ def node_disks(spec: ClusterSpec, recipe: Recipe | None = None, storage: str | N
     return disks
 
 
-def check_gpu_memory(spec: ClusterSpec, recipe: Recipe, *, trained: bool) -> None:
+def check_gpu_memory(spec: ClusterSpec, job: JobCommand) -> None:
     """Refuse what does not fit the GPUs of the machines, where these are known.
 
-    Args:
-        trained: whether the job's command trains.
     Raises:
         UserError: naming how many workers, or GPUs of an engine, suffice.
     """
-    for _, cell in sweep_cells(recipe):
-        if trained:
+    for _, cell in sweep_cells(job.recipe):
+        pools = job.pools(cell.study)
+        if "trainers" in pools:
             _check_trainers(spec, cell)
-        _check_samplers(spec, cell)
+        if "samplers" in pools:
+            _check_samplers(spec, cell)
 
 
 def _check_trainers(spec: ClusterSpec, recipe: Recipe) -> None:

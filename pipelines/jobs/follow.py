@@ -9,6 +9,8 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from pos2distill.errors import ExitCode, UserError
 
+from .client import REQUEST_ERRORS
+
 _QUIET_SECONDS = 60.0  # without log lines for this long, the log is requested again: the connection may be dead
 _UNREACHABLE_SECONDS = 120.0  # without an answer for this long, the cluster counts as unreachable
 
@@ -30,7 +32,7 @@ def follow(client: JobSubmissionClient, job: str) -> JobDetails:
             silent = now
         try:
             details = client.get_job_info(job)
-        except (OSError, RuntimeError) as error:
+        except REQUEST_ERRORS as error:
             if f"{job} does not exist" in str(error):
                 raise _unknown(job) from None
             if now - silent > _UNREACHABLE_SECONDS:
@@ -69,7 +71,7 @@ async def _show(client: JobSubmissionClient, job: str, shown: int) -> int:
     while True:
         try:
             chunk = await asyncio.wait_for(anext(chunks), _QUIET_SECONDS)
-        except (StopAsyncIteration, TimeoutError, OSError, RuntimeError, aiohttp.ClientError):
+        except (StopAsyncIteration, TimeoutError, aiohttp.ClientError, *REQUEST_ERRORS):
             return shown
         # A new connection sends the log from its beginning, so what was already printed is skipped.
         print(chunk[max(shown - passed, 0) :], end="", flush=True)
@@ -81,7 +83,7 @@ def _show_rest(client: JobSubmissionClient, job: str, shown: int) -> bool:
     """Print what follows the first `shown` characters of the log of a job that has ended. Whether it could be read."""
     try:
         log = client.get_job_logs(job)
-    except (OSError, RuntimeError):
+    except REQUEST_ERRORS:
         return False
     print(log[shown:], end="", flush=True)
     return True

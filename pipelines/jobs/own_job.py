@@ -9,6 +9,8 @@ from ray.job_submission import JobSubmissionClient
 from pos2distill.environment import ignore_ray_addresses
 from pos2distill.node_pools import JOB_DASHBOARD_VARIABLE
 
+from .client import REQUEST_ERRORS
+
 _STOP_SECONDS = 60.0
 
 
@@ -29,7 +31,7 @@ def stop_own_job(why: str) -> None:
     ignore_ray_addresses()
     try:
         JobSubmissionClient(os.environ[JOB_DASHBOARD_VARIABLE]).stop_job(job)
-    except (OSError, RuntimeError) as error:
+    except REQUEST_ERRORS as error:
         print(f"the job could not be stopped: {error}", flush=True)
         return
     # Ray ends this process. If it ended by itself before, the job would have failed.

@@ -7,8 +7,6 @@ directory. Its results are in its storage, so submitting again resumes there.
 import contextlib
 import hashlib
 import ipaddress
-import logging
-import os
 import re
 import shlex
 import tempfile
@@ -20,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import requests
-from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobSubmissionClient
 from urllib3.exceptions import NewConnectionError
 
@@ -28,16 +25,16 @@ from pos2distill.config.load import load_recipe
 from pos2distill.config.model import ModelSection
 from pos2distill.config.read import RECIPES, find_yaml, is_built_in, recipe_names
 from pos2distill.config.sweep import sweep_cells
-from pos2distill.environment import ignore_ray_addresses, sends_ray_token
+from pos2distill.environment import sends_ray_token
 from pos2distill.errors import ExitCode, UserError, status_name
 from pos2distill.node_pools import RAY_VARIABLES
 from pos2distill.secrets import looks_secret
 
 from .bundle import PROJECT, TAKEN, is_packed, pack, packed_files
+from .client import REQUEST_ERRORS, TOKENS, connect
 from .follow import follow, report_end
 
 _STORAGE, _RECIPE = "pos2distill.storage", "pos2distill.recipe"  # in a job's metadata
-_TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 _SUBMIT_ATTEMPTS = 10
 _ID_FOLDER_LENGTH = 40  # characters of a storage's name in a submission id
 # Errors of a connection that breaks after the request was sent, unless `_never_connected`.
@@ -178,7 +175,7 @@ def _check_baseline(flags: Sequence[str]) -> None:
 
 def _check_address(address: str, *, allow_plain_http: bool) -> None:
     if looks_secret(address):
-        raise UserError(f"--address: contains a credential; set {_TOKENS[0]} or {_TOKENS[1]} instead")
+        raise UserError(f"--address: contains a credential; set {TOKENS[0]} or {TOKENS[1]} instead")
     try:
         parts = urllib.parse.urlsplit(address)
         host, port = parts.hostname, parts.port
@@ -202,32 +199,6 @@ def _is_this_machine(host: str) -> bool:
         return False  # a name, whatever it resolves to today
 
 
-def connect(address: str) -> JobSubmissionClient:
-    """A client of the cluster's job API.
-
-    Raises:
-        UserError: if no cluster answers, or it refuses the token.
-    """
-    token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", ""))
-    if token.name and not os.environ.get("RAY_AUTH_TOKEN") and not token.is_file():
-        raise UserError(f"{token}: no such file (RAY_AUTH_TOKEN_PATH)")
-    ignore_ray_addresses()
-    # Their own messages would be mixed with the job's log.
-    for module in ("dashboard.modules.job.sdk", "dashboard.modules.dashboard_sdk", "_private.runtime_env.packaging"):
-        logging.getLogger(f"ray.{module}").setLevel(logging.WARNING)
-    try:
-        return JobSubmissionClient(address)
-    except AuthenticationError as error:
-        # Ray 2.60 raises the same error for a missing and for a wrong token; only its text distinguishes them.
-        if "401" in str(error) or "Missing" in str(error):
-            raise UserError(f"{address}: requires a token; set {_TOKENS[0]} or {_TOKENS[1]}") from None
-        raise UserError(f"{address}: refuses the token of {_TOKENS[0]} or {_TOKENS[1]}") from None
-    except (OSError, RuntimeError, ValueError) as error:
-        raise UserError(
-            f"{address}: no Ray cluster answers at this address ({' '.join(str(error).split())[:200]})"
-        ) from None
-
-
 def _submit_once(
     client: JobSubmissionClient, wanted: _Wanted, files: list[Path], own_recipe: Path | None
 ) -> tuple[str, bool]:
@@ -244,7 +215,7 @@ def _submit_once(
     for _ in range(_SUBMIT_ATTEMPTS):
         try:
             jobs = client.list_jobs()
-        except (OSError, RuntimeError) as error:
+        except REQUEST_ERRORS as error:
             raise _refusal(client, error) from None
         running = _running(jobs, wanted)
         if running:
@@ -259,7 +230,7 @@ def _submit_once(
                     runtime_env={"working_dir": folder, "env_vars": RAY_VARIABLES},
                     metadata={_STORAGE: wanted.storage, _RECIPE: wanted.recipe},
                 )
-            except (OSError, RuntimeError) as error:
+            except REQUEST_ERRORS as error:
                 if _is_lost_connection(error):
                     _wait_until_listed(client, job, wanted, error)
                     return job, True
@@ -301,7 +272,7 @@ def _wait_until_listed(client: JobSubmissionClient, job: str, wanted: _Wanted, e
         UserError: if it does not list the job, or another command runs on this storage.
     """
     for _ in range(_SUBMIT_ATTEMPTS):
-        with contextlib.suppress(OSError, RuntimeError):
+        with contextlib.suppress(*REQUEST_ERRORS):
             jobs = client.list_jobs()
             if _running(jobs, wanted) == job:
                 return

@@ -17,8 +17,8 @@ from ray.job_submission import JobDetails, JobSubmissionClient
 from pos2distill.errors import UserError
 from pos2distill.node_pools import DEADLINE_PASSED, JOB_DEADLINE_VARIABLE
 
+from .client import REQUEST_ERRORS, connect
 from .follow import follow
-from .submit import connect
 
 RETRY_SECONDS = 5.0
 
@@ -30,9 +30,13 @@ def main() -> int:
         address = f"http://{address}"
     job = os.environ["RAY_JOB_SUBMISSION_ID"]
     deadline = os.environ.get(JOB_DEADLINE_VARIABLE)
+    ended = threading.Event()
     if deadline:
-        threading.Thread(target=stop_at, args=(address, job, float(deadline)), daemon=True).start()
-    details = run_to_end(address, job, sys.argv[1])
+        threading.Thread(target=stop_at, args=(address, job, float(deadline), ended), daemon=True).start()
+    try:
+        details = run_to_end(address, job, sys.argv[1])
+    finally:
+        ended.set()
     print(f"{job}: {details.status}", flush=True)
     return 0
 
@@ -49,22 +53,27 @@ def run_to_end(address: str, job: str, entrypoint: str) -> JobDetails:
             if not _is_known(client, job):
                 client.submit_job(entrypoint=entrypoint, submission_id=job)
             return follow(client, job)
-        except (UserError, OSError, RuntimeError) as error:
+        except (UserError, *REQUEST_ERRORS) as error:
             print(f"{job}: {' '.join(str(error).split())[:300]}; trying again", flush=True)
         time.sleep(RETRY_SECONDS)
 
 
-def stop_at(address: str, job: str, deadline: float) -> None:
-    """Stop a job at a time, in seconds since 1970. A stopped job is not retried."""
-    time.sleep(max(0.0, deadline - time.time()))
+def stop_at(address: str, job: str, deadline: float, ended: threading.Event) -> None:
+    """Stop a job at a time, in seconds since 1970, unless it has ended. A stopped job is not retried.
+
+    Again and again until the end: a job that is being submitted cannot be stopped yet, and a new head runs it again.
+    """
+    if ended.wait(max(0.0, deadline - time.time())):
+        return
     print(f"{job}: {DEADLINE_PASSED}", flush=True)
-    while True:
+    while not ended.is_set():
         try:
-            connect(address).stop_job(job)
-            return
-        except (UserError, OSError, RuntimeError) as error:  # also if the job is only about to be submitted
+            client = connect(address)
+            if not client.get_job_info(job).status.is_terminal():
+                client.stop_job(job)
+        except (UserError, *REQUEST_ERRORS) as error:  # also if the job is only about to be submitted
             print(f"{job}: {' '.join(str(error).split())[:300]}; trying again", flush=True)
-        time.sleep(RETRY_SECONDS)
+        ended.wait(RETRY_SECONDS)
 
 
 def _is_known(client: JobSubmissionClient, job: str) -> bool:

@@ -1,6 +1,7 @@
 """The submitter's pod, against a server that answers as Ray's dashboard does and closes the log's stream early."""
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from pipelines.jobs import follow, submit, submitter
+from pipelines.jobs import client, follow, submitter
+from pos2distill.errors import UserError
 from pos2distill.node_pools import JOB_DEADLINE_VARIABLE
 
 JOB = "nq-mistral-x7k2p"
@@ -25,6 +27,8 @@ class Dashboard:
         self.submitted: list[str] = []
         self.opened = 0
         self.forget_after: int | None = None  # the head is replaced after this many streams
+        self.ignored_stops = 0  # requests to stop that come while the job is being submitted
+        self.refusals = 0  # requests that a proxy whose session has expired refuses
         self.port = 0
         self._loop = asyncio.new_event_loop()
         self._started = threading.Event()
@@ -77,11 +81,17 @@ class Dashboard:
 
     async def _info(self, request: web.Request) -> web.Response:
         job = request.match_info["job"]
+        if self.refusals:
+            self.refusals -= 1
+            return web.Response(status=403, text="session expired")
         if job not in self.jobs:
             return web.Response(status=404, text=f"Job {job} does not exist")
         return web.json_response(self.jobs[job])
 
     async def _stop(self, request: web.Request) -> web.Response:
+        if self.ignored_stops:
+            self.ignored_stops -= 1
+            return web.json_response({"stopped": False})
         self.jobs[request.match_info["job"]]["status"] = "STOPPED"
         return web.json_response({"stopped": True})
 
@@ -151,7 +161,7 @@ def test_main_waits_for_a_head_that_does_not_answer_yet(
     dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     attempts = []
-    connect = submit.connect
+    connect = client.connect
 
     def refuse_twice(address: str) -> Any:
         attempts.append(address)
@@ -162,8 +172,46 @@ def test_main_waits_for_a_head_that_does_not_answer_yet(
     assert capsys.readouterr().out.count("no Ray cluster answers at this address") == 2
 
 
-def test_main_stops_the_job_at_its_deadline(dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ignored_stops", [0, 2])
+def test_main_stops_the_job_at_its_deadline(
+    dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch, ignored_stops: int
+) -> None:
     dashboard.streams = 1000
+    dashboard.ignored_stops = ignored_stops
     monkeypatch.setenv(JOB_DEADLINE_VARIABLE, str(time.time() + 1))
     assert submitter.main() == 0
     assert dashboard.jobs[JOB]["status"] == "STOPPED"
+
+
+def test_stop_at_stops_a_job_that_a_new_head_runs_again(
+    dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The head is replaced after the job was stopped for its deadline, and the job is submitted to the new one."""
+    dashboard.streams = 1000
+    address = f"http://127.0.0.1:{dashboard.port}"
+    ended = threading.Event()
+    threading.Thread(target=submitter.stop_at, args=(address, JOB, time.time(), ended), daemon=True).start()
+    client.connect(address).submit_job(entrypoint=ENTRYPOINT, submission_id=JOB)
+    for _ in range(2):
+        limit = time.monotonic() + 20
+        while dashboard.jobs[JOB]["status"] != "STOPPED":
+            assert time.monotonic() < limit
+            time.sleep(0.05)
+        dashboard.jobs[JOB]["status"] = "RUNNING"
+    ended.set()
+
+
+def test_main_outlives_requests_that_are_refused(dashboard: Dashboard) -> None:
+    dashboard.refusals = 2
+    assert submitter.main() == 0
+    assert dashboard.submitted == [ENTRYPOINT]
+
+
+def test_a_request_ends_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a head whose machine is lost: nothing closes the connection."""
+    monkeypatch.setattr(client, "_ANSWER_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        started = time.monotonic()
+        with pytest.raises(UserError, match=r"no Ray cluster answers at this address \(.*timed out"):
+            client.connect(f"http://127.0.0.1:{silent.getsockname()[1]}")
+    assert time.monotonic() - started < 30

@@ -1,0 +1,56 @@
+"""The client of a Ray cluster's job API."""
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import requests
+from ray.exceptions import AuthenticationError
+from ray.job_submission import JobSubmissionClient
+
+from pos2distill.environment import ignore_ray_addresses
+from pos2distill.errors import UserError
+
+TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+
+REQUEST_ERRORS = (OSError, RuntimeError, AuthenticationError)
+"""What a request can raise. In Ray 2.60 an AuthenticationError, of status 401 or 403, is neither of the others: a token
+or a session can expire while a job is followed."""
+
+_ANSWER_SECONDS = 60.0
+
+
+class _Client(JobSubmissionClient):
+    """Waits for an answer no longer than a minute: a head whose machine was lost closes no connection."""
+
+    def _do_request(self, method: str, endpoint: str, **options: Any) -> requests.Response:
+        # Ray 2.60 passes further options to `requests.request`.
+        response: requests.Response = super()._do_request(method, endpoint, timeout=_ANSWER_SECONDS, **options)
+        return response
+
+
+def connect(address: str) -> JobSubmissionClient:
+    """A client of the cluster's job API.
+
+    Raises:
+        UserError: if no cluster answers, or it refuses the token.
+    """
+    token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", ""))
+    if token.name and not os.environ.get("RAY_AUTH_TOKEN") and not token.is_file():
+        raise UserError(f"{token}: no such file (RAY_AUTH_TOKEN_PATH)")
+    ignore_ray_addresses()
+    # Their own messages would be mixed with the job's log.
+    for module in ("dashboard.modules.job.sdk", "dashboard.modules.dashboard_sdk", "_private.runtime_env.packaging"):
+        logging.getLogger(f"ray.{module}").setLevel(logging.WARNING)
+    try:
+        return _Client(address)
+    except AuthenticationError as error:
+        # Ray 2.60 raises the same error for a missing and for a wrong token; only its text distinguishes them.
+        if "401" in str(error) or "Missing" in str(error):
+            raise UserError(f"{address}: requires a token; set {TOKENS[0]} or {TOKENS[1]}") from None
+        raise UserError(f"{address}: refuses the token of {TOKENS[0]} or {TOKENS[1]}") from None
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UserError(
+            f"{address}: no Ray cluster answers at this address ({' '.join(str(error).split())[:200]})"
+        ) from None
