@@ -204,7 +204,7 @@ def _check_gpu_use(spec: ClusterSpec, recipe: Recipe, pools: frozenset[str]) -> 
     if recipe.study.model.engine == "vllm" and "samplers" in unused:
         raise UserError(f"{recipe.name}: runtime.samplers.gpus: 0, but vLLM of the image for GPUs needs one; set 1")
     if unused and len(unused) < len(pools):
-        used = max(pools - {*unused})
+        used = " and ".join(sorted(pools - {*unused}))
         raise UserError(f"{recipe.name}: runtime.{unused[0]}.gpus: 0, but the nodes have GPUs, which {used} use; set 1")
 
 

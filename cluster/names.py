@@ -34,6 +34,7 @@ RAY_CLUSTER_NAME_LENGTH = 53
 
 # Node labels of spot machines, which the cloud may reclaim at any time, by the spec's `platform`.
 GKE_SPOT_LABEL = "cloud.google.com/gke-spot"
+GKE_PREEMPTIBLE_LABEL = "cloud.google.com/gke-preemptible"
 SPOT_SELECTORS: dict[str, dict[str, str]] = {
     "gke": {GKE_SPOT_LABEL: "true"},
     "eks": {"eks.amazonaws.com/capacityType": "SPOT"},
@@ -42,7 +43,7 @@ SPOT_SELECTORS: dict[str, dict[str, str]] = {
 }
 # Older and other labels of such machines, which are never rendered.
 OTHER_SPOT_SELECTORS: tuple[dict[str, str], ...] = (
-    {"cloud.google.com/gke-preemptible": "true"},
+    {GKE_PREEMPTIBLE_LABEL: "true"},
     {"kubernetes.azure.com/scalesetpriority": "spot"},
 )
 ON_DEMAND_SELECTORS: dict[str, dict[str, str]] = {

@@ -3,8 +3,10 @@
 from pos2distill.node_pools import DRAIN_VARIABLE, RAY_VARIABLES
 
 from .names import (
+    GKE_PREEMPTIBLE_LABEL,
     GKE_SPOT_LABEL,
     GPU,
+    GPU_COUNT_LABEL,
     INSTANCE_TYPE_LABEL,
     LOST_NODE_TAINTS,
     ON_DEMAND_SELECTORS,
@@ -280,16 +282,15 @@ def _scheduling(spec: ClusterSpec, node: NodeSection, *, spot: bool) -> KubeMani
 
 
 def _not_on_gke_spot() -> KubeManifest:
-    term = {"matchExpressions": [{"key": GKE_SPOT_LABEL, "operator": "DoesNotExist"}]}
+    """Nor on the older preemptible machines, which have no taint of their own."""
+    absent = [{"key": key, "operator": "DoesNotExist"} for key in (GKE_SPOT_LABEL, GKE_PREEMPTIBLE_LABEL)]
+    term = {"matchExpressions": absent}
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
 
 
 def _rather_not_on_gpus() -> KubeManifest:
-    """Machines of one's own with GPUs often have no taint, and a pod beside the trainers would take their CPUs.
-
-    The label is that of NVIDIA's GPU feature discovery.
-    """
-    term = {"matchExpressions": [{"key": "nvidia.com/gpu.count", "operator": "DoesNotExist"}]}
+    """Machines of one's own with GPUs often have no taint, and a pod beside the trainers would take their CPUs."""
+    term = {"matchExpressions": [{"key": GPU_COUNT_LABEL, "operator": "DoesNotExist"}]}
     preferred = {"weight": 100, "preference": term}
     return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}}
 

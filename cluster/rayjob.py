@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pos2distill.errors import ExitCode, UserError, status_name
+from pos2distill.errors import ExitCode, UserError, status_name, warn_once
 from pos2distill.node_pools import DEADLINE_PASSED, GATE_FAILED, JOB_DEADLINE_VARIABLE, NOT_RETRIED, RAY_VARIABLES
 
 from .entrypoint import storage_of_entrypoint
@@ -77,14 +77,14 @@ def submit(spec: ClusterSpec, manifests: Sequence[KubeManifest]) -> Outcome:
             break
     try:
         exit_code = _follow(spec)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         print(
             f"\ndetached; {spec.name} continues. Run the same command to follow it again; `run.py cluster delete` "
             f"stops it, and may lose the steps since its last checkpoint (to save one first: docs/cluster.md, "
             f"Submitting)",
             flush=True,
         )
-        exit_code = ExitCode.INTERRUPTED
+        exit_code = ExitCode.of_interrupt(interrupt)
     summary = {**_identity(spec, ray_job), "status": status_name(exit_code), "exit_code": exit_code}
     return Outcome(exit_code, summary)
 
@@ -339,7 +339,7 @@ def _report_end(spec: ClusterSpec, job: dict[str, Any]) -> ExitCode:
         raise UserError(f"{spec.name}: KubeRay rejected it: {_one_line(job_status.get('message', ''))}")
     exit_code = _exit_code(spec, job) or ExitCode.SUCCESS
     if exit_code == ExitCode.USER_ERROR:
-        print(f"{spec.name} has ended with a user error, which is the last line of its log")
+        print(f"{spec.name} has ended with a user error; see the line `error: …` near the end of its log")
     elif exit_code == ExitCode.STOPPED:
         at_deadline = job_status.get("reason") == _DEADLINE_EXCEEDED or DEADLINE_PASSED in _log_tail(spec)
         why = f" at its deadline (job.deadline_s: {spec.job.deadline_s})" if at_deadline else ""
@@ -373,10 +373,12 @@ def _exit_code(spec: ClusterSpec, job: dict[str, Any]) -> ExitCode | None:
 
 
 def _log_tail(spec: ClusterSpec) -> str:
-    """The last lines of a job's log; empty if its pod is gone."""
+    """The last lines of a job's log; empty if its pod is gone, or with a warning if they cannot be read."""
     try:
         return kubectl("logs", f"job/{spec.name}", "--namespace", spec.namespace, "--tail=20")
-    except UserError:
+    except UserError as error:
+        if "(NotFound)" not in str(error):
+            warn_once(f"{spec.name}: why it stopped is not known, since the end of its log cannot be read: {error}")
         return ""
 
 

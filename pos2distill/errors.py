@@ -19,13 +19,19 @@ class ExitCode(enum.IntEnum):
     OUTPUT_CLOSED = 141  # the reader of the output ended, as `head` does: 128 + SIGPIPE
     TERMINATED = 143  # 128 + SIGTERM
 
+    @classmethod
+    def of_interrupt(cls, interrupt: KeyboardInterrupt) -> "ExitCode":
+        """That of a command that Ctrl-C or SIGTERM ended."""
+        return cls.TERMINATED if isinstance(interrupt, Terminated) else cls.INTERRUPTED
+
 
 def status_name(exit_code: int) -> str:
-    """How a job was left, as `--json` prints it. Left by Ctrl-C, it continues to run."""
+    """How a job was left, as `--json` prints it. Left by Ctrl-C or SIGTERM, it continues to run."""
     statuses: dict[int, str] = {
         ExitCode.SUCCESS: "succeeded",
         ExitCode.STOPPED: "stopped",
         ExitCode.INTERRUPTED: "running",
+        ExitCode.TERMINATED: "running",
     }
     return statuses.get(exit_code, "failed")
 

@@ -200,9 +200,11 @@ def _run_submit(options: argparse.Namespace, words: list[str]) -> int:
     # Before the import of ray: Ray 2.60 reads its authentication mode when it is imported.
     use_ray_token()
     with silent_interrupts():
+        from ..interrupt import terminable
         from ..jobs.submit import run_submit
 
-    with _redirected_output(options):
+    # SIGTERM raises like Ctrl-C, so that the job is left with a line.
+    with terminable(), _redirected_output(options):
         submitted = run_submit(
             command, words[0], words[1:], options.address, flags, allow_plain_http=options.allow_plain_http
         )
@@ -226,8 +228,11 @@ def _run_cluster(options: argparse.Namespace, words: list[str]) -> int:
     # `cluster` is beside this package: in a checkout both are top-level packages, in a wheel both are in pos2distill.
     parent = (__package__ or "").removesuffix("pipelines.cli")
     with silent_interrupts():
+        from ..interrupt import terminable
+
         command = importlib.import_module(f"{parent}cluster.command")
-    with _redirected_output(options):
+    # SIGTERM raises like Ctrl-C, so that the process that shows the job's log ends too.
+    with terminable(), _redirected_output(options):
         outcome = command.run_cluster(
             options.action,
             options.spec,

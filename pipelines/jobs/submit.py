@@ -102,13 +102,13 @@ def run_submit(
         print(f"{job} already runs this command; following it", flush=True)
     try:
         exit_code = report_end(follow(client, job))
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         print(
             f"\ndetached; {job} continues. Run the same command to follow it again; to stop it: "
             f"ray job stop {job} --address {address}",
             flush=True,
         )
-        exit_code = ExitCode.INTERRUPTED
+        exit_code = ExitCode.of_interrupt(interrupt)
     return SubmittedJob(job, storage, exit_code)
 
 

@@ -302,7 +302,7 @@ def _read(fs: fsspec.AbstractFileSystem, path: str) -> bytes | None:
 
 def _create(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
     """Write the file, unless it exists."""
-    with contextlib.suppress(FileExistsError):
+    try:
         if isinstance(fs, LocalFileSystem):
             # The driver that was waited for removes the folder if it has written nothing.
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -311,6 +311,13 @@ def _create(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
                 file.write(data)
         else:
             fs.pipe_file(path, data, mode="create")
+    except FileExistsError:
+        return
+    except OSError:
+        # s3fs 2026.9 tells an existing file only by the answer of AWS to a single writer; AWS has another one for
+        # writers at the same moment (409), and other stores leave out what it looks for.
+        if _read(fs, path) is None:
+            raise
 
 
 def _remove(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:

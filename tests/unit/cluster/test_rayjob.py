@@ -729,9 +729,11 @@ def test_status_of_a_cluster_without_a_job(
     assert capfd.readouterr().out == "nq-mistral: cluster without a job, ready\n"
 
 
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_submit_interrupted_leaves_the_job_running(
-    kubectl: Callable[..., Callable[[], list[Any]]], tmp_path: Path
+    kubectl: Callable[..., Callable[[], list[Any]]], number: signal.Signals, exit_code: int
 ) -> None:
+    """And ends the process that follows the log, which otherwise would keep the output open."""
     calls = kubectl({"get rayjob": [NONE, RUNNING]})
     process = subprocess.Popen(
         [sys.executable, "run.py", "cluster", "submit", *WORDS], cwd=PROJECT, stdout=subprocess.PIPE, text=True
@@ -740,9 +742,9 @@ def test_submit_interrupted_leaves_the_job_running(
     for line in process.stdout:
         if "Running" in line:
             break
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     output, _ = process.communicate(timeout=30)
-    assert process.returncode == 130
+    assert process.returncode == exit_code
     assert "detached; nq-mistral continues. Run the same command to follow it again; `run.py cluster delete`" in output
     assert "stops it, and may lose the steps since its last checkpoint (to save one first: docs/cluster.md" in output
     assert "delete" not in verbs(calls())
@@ -783,6 +785,22 @@ def test_submit_prints_json_alone(
     kubectl(answers)
     assert command_line.main(["cluster", "submit", *WORDS, "--quiet"]) == exit_code
     assert capfd.readouterr() == ("", "")
+
+
+def test_submit_warns_where_the_end_of_the_log_cannot_be_read(
+    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Without it, a user error cannot be told from a job that somebody stopped."""
+    forbidden = {
+        "rc": 1,
+        "err": 'Error from server (Forbidden): pods "x" is forbidden: cannot get resource "pods/log"\n',
+    }
+    kubectl({"get rayjob": [NONE, RUNNING, job("Complete", jobStatus="STOPPED")], "logs": [forbidden]})
+    assert command_line.main(["cluster", "submit", *WORDS]) == 3
+    warning = (
+        "warning: nq-mistral: why it stopped is not known, since the end of its log cannot be read: kubectl logs: "
+    )
+    assert warning in capfd.readouterr().err
 
 
 def test_submit_prints_json_of_a_detached_job(

@@ -148,7 +148,13 @@ def test_pods_without_gpus_avoid_machines_with_gpus_where_nothing_taints_these()
 def test_group_template_excludes_spot_machines_on_gke_for_training(cluster: KubeManifest) -> None:
     sampling, training, _ = (group["template"]["spec"] for group in cluster["workerGroupSpecs"])
     assert sampling["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
-    assert "DoesNotExist" in str(training["affinity"])
+    (term,) = training["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+    assert term["matchExpressions"] == [
+        {"key": "cloud.google.com/gke-spot", "operator": "DoesNotExist"},
+        {"key": "cloud.google.com/gke-preemptible", "operator": "DoesNotExist"},
+    ]
 
 
 def test_pod_templates_restrict_rights_and_mount_writable_folders(cluster: KubeManifest) -> None:

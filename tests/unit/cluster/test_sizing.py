@@ -197,6 +197,12 @@ def test_render_refuses_a_model_that_does_not_fit_in_one_line(words: list[str], 
     assert "\n" not in str(caught.value)
 
 
+def test_render_needs_no_memory_for_engines_that_the_command_does_not_start() -> None:
+    small = ["sampling.node.instance_type=g2-standard-16"]
+    words = [DATA, EIGHT, "runtime.vllm.gpu_memory_utilization=0.2"]
+    assert render(load_cluster("gke", small), load_job("nq_mistral_7b", words, command="report"))
+
+
 def test_memory_table_of_the_documentation_is_computed_as_in_the_code() -> None:
     """Columns: parameters, layers × width, divided memory, activations, per GPU of 4, of 8, of 16, fits."""
     recipe = load_recipe("nq_mistral_7b")

@@ -469,17 +469,17 @@ def test_readable_schemes_open_with_every_installation(scheme: str) -> None:
         (
             "quickstart",
             ["runtime.samplers={max: 1, gpus: 1}", "runtime.teachers={max: 1, gpus: 1}"],
-            "quickstart: runtime.trainers.gpus: 0, but the nodes have GPUs, which samplers use; set 1",
+            "quickstart: runtime.trainers.gpus: 0, but the nodes have GPUs, which samplers and teachers use; set 1",
         ),
         (
             "quickstart",
             ["runtime.trainers.gpus=1", "runtime.teachers={max: 1, gpus: 1}"],
-            "quickstart: runtime.samplers.gpus: 0, but the nodes have GPUs, which trainers use; set 1",
+            "quickstart: runtime.samplers.gpus: 0, but the nodes have GPUs, which teachers and trainers use; set 1",
         ),
         (
             "quickstart",
             ["runtime.trainers.gpus=1", "runtime.samplers.gpus=1", "method.teacher=cached"],
-            "quickstart: runtime.teachers.gpus: 0, but the nodes have GPUs, which trainers use; set 1",
+            "quickstart: runtime.teachers.gpus: 0, but the nodes have GPUs, which samplers and trainers use; set 1",
         ),
         (
             "quickstart",
@@ -537,7 +537,7 @@ def test_readable_schemes_open_with_every_installation(scheme: str) -> None:
         (
             "quickstart",
             ["runtime.trainers.gpus=1", "runtime.samplers.gpus=1", "sweep={method.teacher: [resident, cached]}"],
-            "quickstart: runtime.teachers.gpus: 0, but the nodes have GPUs, which trainers use; set 1",
+            "quickstart: runtime.teachers.gpus: 0, but the nodes have GPUs, which samplers and trainers use; set 1",
         ),
         (
             "quickstart",
@@ -634,6 +634,23 @@ def test_make_entrypoint_compares_pools_of_any_size(
     else:
         with pytest.raises(UserError, match=message):
             make_entrypoint(spec, load_job("quickstart", overrides))
+
+
+@pytest.mark.parametrize(
+    ("command", "overrides"),
+    [
+        ("evaluate", []),
+        ("report", ["runtime.samplers.max=9"]),
+        ("study", ["method.teacher=resident", "runtime.trainers={workers: 1, gpus: 1}"]),
+        ("analyse", ["runtime.samplers.max=1", "analysis={}"]),
+    ],
+)
+def test_make_entrypoint_checks_the_pools_that_the_command_starts(
+    load: Callable[..., ClusterSpec], command: str, overrides: list[str]
+) -> None:
+    """Two GPUs are enough for the samplers, without teachers."""
+    pools = ["runtime.samplers={max: 2, gpus: 1}", "runtime.teachers={max: 1, gpus: 1}"]
+    assert make_entrypoint(load(), load_job("quickstart", [*pools, *overrides], command=command))
 
 
 def test_make_entrypoint_leaves_room_for_data_tasks() -> None:

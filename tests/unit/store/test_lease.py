@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -552,3 +553,24 @@ def test_hold_lease_accepts_its_own_file_after_a_refused_retry(claimed: str, mon
     monkeypatch.setattr(lease, "_create", create_twice)
     with hold_lease(claimed, period=PERIOD):
         assert fs.exists(path)
+
+
+@pytest.mark.parametrize("error", [FileExistsError, OSError(errno.EINVAL, "no"), OSError(errno.EIO, "Conflict")])
+def test_create_leaves_a_file_that_another_driver_created(
+    monkeypatch: pytest.MonkeyPatch, error: type[OSError] | OSError
+) -> None:
+    """Stores tell it in different ways. Without such a file, the error is one."""
+    path = f"/{uuid.uuid4().hex}/driver.json"
+    fs = fsspec.filesystem("memory")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(fs, "pipe_file", refuse)
+    if error is not FileExistsError:
+        with pytest.raises(OSError, match=r"no|Conflict"):
+            lease._create(fs, path, b"me")
+    with fs.open(path, "wb") as file:
+        file.write(b"other")
+    lease._create(fs, path, b"me")
+    assert fs.cat_file(path) == b"other"
