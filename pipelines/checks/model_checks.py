@@ -10,6 +10,9 @@ from pos2distill.config import ModelSection, Study
 from pos2distill.errors import UserError, warn
 from pos2distill.models.files import files_version
 
+# Types of RoPE with which vLLM 0.32 accepts as many positions as config.json has.
+_UNSCALED = frozenset({"default", "llama3", "longrope"})
+
 
 def check_against_model(study: Study) -> None:
     """Refuse settings that the model's config contradicts."""
@@ -50,7 +53,7 @@ def check_against_model(study: Study) -> None:
 
 @functools.cache
 def check_weights_once(model: ModelSection, _version: str) -> None:
-    """The weights fit the config. A warning if its context is longer than the model was made for.
+    """The weights fit the config, and the engine goes as far as the study's context (`check_context`).
 
     Args:
         _version: the version of the model's files (`files_version`).
@@ -58,16 +61,28 @@ def check_weights_once(model: ModelSection, _version: str) -> None:
     from pos2distill.models.check import check_weights
 
     check_weights(model)
-    _warn_of_long_context(model)
+    check_context(model)
 
 
-def _warn_of_long_context(model: ModelSection) -> None:
-    """The model's quality beyond the positions it was made for is unknown, but not all models have a limit."""
+def check_context(model: ModelSection) -> None:
+    """Warn of a context beyond the positions that the model was made for; refuse one that vLLM refuses.
+
+    The model's quality there is unknown, but not all models have a limit. vLLM 0.32 accepts as many positions as
+    config.json has, or more where it scales RoPE by a factor.
+    """
     from pos2distill.models.load import load_config
+    from pos2distill.models.rope.layer_scales import rope_types
 
-    positions = getattr(load_config(model).get_text_config(), "max_position_embeddings", None)
-    if model.max_length and positions and model.max_length > positions:
-        warn(f"model.max_length: {model.max_length}, but {model.path} was made for {positions} positions")
+    config = load_config(model)
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if not (model.max_length and positions and model.max_length > positions):
+        return
+    if model.engine == "vllm" and _UNSCALED.issuperset(rope_types(config)):
+        raise UserError(
+            f"model.max_length: {model.max_length}, but {model.path} was made for {positions} positions, and vLLM "
+            f"accepts no more; lower it, or set model.engine to hf"
+        )
+    warn(f"model.max_length: {model.max_length}, but {model.path} was made for {positions} positions")
 
 
 def check_tokenizer(study: Study, version: str) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from pos2distill.config import ModelSection, VllmSection
 from pos2distill.environment import set_vllm_variables
-from pos2distill.errors import MachineError
+from pos2distill.errors import MachineError, UserError
 from pos2distill.models.downloaded import checked_folder
 from pos2distill.models.load import context_length, load_config
 from pos2distill.models.rope.curves import CONFIG_KEY
@@ -115,6 +115,8 @@ class VllmEngine:
                 f"({arguments.max_model_len} tokens), lower model.max_length or raise {larger}; POS2DISTILL_DEBUG=1 "
                 f"shows its log"
             ) from error
+        except ValueError as error:
+            raise UserError(f"{model.path}: vLLM refuses these settings ({_reason(error)})") from error
         return cls(engine, classes, scales=scales, stall_s=60 * settings.stall_minutes)
 
     async def generate(
@@ -255,6 +257,13 @@ class VllmEngine:
             # In a thread, since this one may run another loop, as a notebook's does.
             with ThreadPoolExecutor(1) as thread:
                 thread.submit(self._loop.run_until_complete, asyncio.sleep(0)).result()
+
+
+def _reason(error: ValueError) -> str:
+    """The reason in an error of vLLM's settings, of which pydantic tells class and documentation too."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    stated = [line.partition("Value error, ")[2] for line in lines if "Value error, " in line]
+    return (stated or lines or [type(error).__name__])[0].partition(" [type=")[0]
 
 
 def _to_top_k(flat: Any, positions: int) -> TopKLogprobs | None:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pydantic
 import pytest
 import torch
 
@@ -17,7 +18,7 @@ from pos2distill.sampling.engines import build_engine
 from pos2distill.sampling.engines.fake import FakeEngine
 from pos2distill.sampling.engines.hf import HfEngine, SeededGumbel, group_by_length
 from pos2distill.sampling.engines.protocol import Completion, Engine, EngineDied, Failure, SamplingParams
-from pos2distill.sampling.engines.vllm import VllmClasses, VllmEngine
+from pos2distill.sampling.engines.vllm import VllmClasses, VllmEngine, _reason
 from tests.support.engines import hf_engine
 
 NEVER = (299,)  # a token that the model never generates after the prompts below
@@ -486,3 +487,20 @@ def test_vllm_engine_that_finishes_no_answer_counts_as_dead(prompts: list[Tokens
     results = run_without_waiting(two_calls(slow_vllm_engine(stuck=1)))
     message = "vLLM finished no answer in 0.02 minutes (runtime.vllm.stall_minutes; raise it if answers take longer)"
     assert [(type(result), str(result)) for result in results] == [(EngineDied, message)] * 2
+
+
+def test_reason_is_what_vllm_says_of_its_settings() -> None:
+    class Settings(pydantic.BaseModel):
+        heads: int
+
+        @pydantic.field_validator("heads")
+        @classmethod
+        def _even(cls, heads: int) -> int:
+            raise ValueError("Total number of attention heads (9) must be divisible by tensor parallel size (2).")
+
+    with pytest.raises(ValueError, match="1 validation error") as caught:
+        Settings(heads=9)
+    stated = "Total number of attention heads (9) must be divisible by tensor parallel size (2)."
+    assert _reason(caught.value) == stated
+    assert _reason(ValueError(f"{stated}\nmore")) == stated
+    assert _reason(ValueError()) == "ValueError"
