@@ -39,7 +39,7 @@ KINDS = {
     ],
     "rights of files": [
         "pipelines/test_wrong_input.py::test_what_may_not_be_used_is_refused_in_one_line",
-        "pipelines/cli/test_browse.py::test_a_run_that_is_empty_or_may_not_be_read_is_refused",
+        "pipelines/cli/browse/test_runs_and_compare.py::test_a_run_that_is_empty_or_may_not_be_read_is_refused",
     ],
     "recipe files": [
         "pipelines/test_wrong_input.py::test_recipes_are_refused_in_one_line",

@@ -9,7 +9,7 @@ from pos2distill.config import Study
 from pos2distill.config.restrict import restrict
 from pos2distill.sampling.prompting import PromptSpec, prompt_builder
 from pos2distill.store.artifacts import Artifact, Manifest
-from pos2distill.tasks.permutations import Placement, evaluated_placements, slot_of_rank
+from pos2distill.tasks.permutations import Placement, evaluated_placements, rank_slots_by_accuracy
 from pos2distill.tasks.prompts import MessageBuilder
 
 from ..artifact_names import BASE_SCORES, DISTILLED_SCORES
@@ -114,4 +114,4 @@ def _slot_of_rank(curve: Input, documents: int) -> tuple[int, ...]:
     measured = curve.details("curve")["curve"]
     # With several hops, the first slot: the gold documents of this curve are next to each other.
     slots = [slot if isinstance(slot, int) else slot[0] for slot in measured["slots"]]
-    return slot_of_rank(slots, measured["accuracy_by_slot"], measured["documents"], documents)
+    return rank_slots_by_accuracy(slots, measured["accuracy_by_slot"], measured["documents"], documents)

@@ -36,14 +36,9 @@ _MOST_BANDS = 3  # intervals that are drawn as bands, one over the other
 _LOSS_BUCKETS, _WEIGHT_BUCKETS = 120, 24
 
 _ACCURACY_AXIS = {"title": "accuracy", "format": "%"}
-_CURVE_TOOLTIP = [
-    {"field": "model"},
-    {"field": "position"},
-    {"field": "group"},
-    {"field": "accuracy", "format": ".3f"},
-    {"field": "interval", "title": "95 % interval"},
-    {"field": "questions"},
-]
+_MODEL, _GROUP = {"field": "model"}, {"field": "group"}
+_ACCURACY, _INTERVAL = {"field": "accuracy", "format": ".3f"}, {"field": "interval", "title": "95 % interval"}
+_CURVE_TOOLTIP = [_MODEL, {"field": "position"}, _GROUP, _ACCURACY, _INTERVAL, {"field": "questions"}]
 
 
 def theme(*, dark: bool = False) -> Spec:
@@ -140,7 +135,7 @@ def _lines(curve: Curve, color: Spec, advantageous: int | None, *, selectable: b
     x: Spec = {"field": "slot", "type": "quantitative", "title": title, "scale": scale}
     x["axis"] = {"values": ticks, "format": "d", "grid": False}
     y = {"field": "accuracy", "type": "quantitative", "scale": {"domain": [0, 1]}, "axis": _ACCURACY_AXIS}
-    tooltip = [field for field in _CURVE_TOOLTIP if field["field"] != "group"]
+    tooltip = [field for field in _CURVE_TOOLTIP if field is not _GROUP]
     # Two shapes, since colours alone do not distinguish the models for everyone.
     shape = {"field": "model", "title": None, "scale": color["scale"], "legend": color["legend"]}
     area: Spec = {
@@ -177,7 +172,7 @@ def _reference_lines(references: Mapping[str, Mapping[str, Any]], color: Spec) -
             row = {"model": model, "prompt": REFERENCES[name], "accuracy": reference["accuracy"]}
             rows.append(row | {"interval": f"{low:.3f} to {high:.3f}"})
     y = {"field": "accuracy", "type": "quantitative"}
-    tooltip = [*_CURVE_TOOLTIP[:1], {"field": "prompt"}, *_CURVE_TOOLTIP[3:5]]
+    tooltip = [_MODEL, {"field": "prompt"}, _ACCURACY, _INTERVAL]
     rule: Spec = {"data": {"values": rows}, "mark": {"type": "rule", "strokeDash": [6, 4]}}
     rule["encoding"] = {"y": y, "color": color, "tooltip": tooltip}
     highest = [{"op": "max", "field": "accuracy", "as": "accuracy"}]
@@ -369,7 +364,7 @@ def sweep_chart(rows: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]]
 
 
 def position_ticks(documents: int) -> list[int]:
-    """1 and about six multiples of 5; every position if there are at most 10."""
+    """1 and about six multiples of 5; every position of few documents."""
     step = 1
     if documents > 10:
         step = max(1, round(documents / 6 / 5) * 5)

@@ -1,6 +1,6 @@
 """The steps from examples to stored samples and predictions: callables from Arrow table to Arrow table.
 
-    fetch_examples -> build_prompts -> Generate -> (TeacherEncoder) -> store_samples
+    fetch_examples -> build_prompts -> Generate -> (show_teacher_prompts) -> (TeacherEncoder) -> store_samples
 
 An executor decides where they run. Nothing here imports Ray, and what loads torch is imported only where the work is
 done, since processes that merely schedule operators load this module too.

@@ -76,7 +76,7 @@ def arrange(
     return tuple(arranged[rank] for rank in np.argsort(slot_of_rank).tolist())
 
 
-def slot_of_rank(slots: Sequence[int], accuracy: Sequence[float], measured: int, documents: int) -> Slots:
+def rank_slots_by_accuracy(slots: Sequence[int], accuracy: Sequence[float], measured: int, documents: int) -> Slots:
     """Where to show documents that are ranked by relevance: the best-ranked one where the model does best, and so on.
 
     Args:

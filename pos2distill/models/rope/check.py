@@ -37,6 +37,7 @@ def check_inference(model: ModelSection, inference: InferenceSection) -> None:
     if changes == "attention":
         _require_plain_family(lm.config, inference.method, model.path)
     if inference.method == "ms_poe":
+        _require_no_short_window(lm.config, model)
         _require_changed_layer(lm.config, inference.ms_poe.first_layer, model.path)
         apply_ms_poe(lm, inference.ms_poe, model.path)
     if inference.method == "attention_buckets":
@@ -108,6 +109,18 @@ def _require_changed_layer(config: Any, first_layer: int, shown: str) -> None:
         raise UserError(
             f"inference.ms_poe.first_layer: {first_layer}, but {shown} has {layers} layers, so none would change; "
             f"set it to {layers - 1} or less"
+        )
+
+
+def _require_no_short_window(config: Any, model: ModelSection) -> None:
+    """Refuse layers that do not see the whole prompt: heads are ranked by their attention to all of it."""
+    from pos2distill.models.load import context_length
+
+    window = getattr(config.get_text_config(), "sliding_window", None)
+    if window and window < context_length(model):
+        raise UserError(
+            f"{model.path}: its layers attend to the last {window} tokens only (sliding_window), and ms_poe ranks "
+            f"heads by the whole prompt; set model.max_length to {window} or less"
         )
 
 

@@ -38,19 +38,25 @@ def resolve_scales(scales: Sequence[float], config: Any, shown: str) -> tuple[fl
     if not scales and stored is None:
         return ()
     layers: int = config.get_text_config().num_hidden_layers
+    if scales:
+        return _for_each_layer(scales, layers, shown)
+    if not isinstance(stored, list) or len(stored) != layers or not all(_is_scale(each) for each in stored):
+        raise UserError(f"{shown}/config.json: {CONFIG_KEY}: expected a list of {layers} positive numbers")
+    return tuple(map(float, stored))
+
+
+def _for_each_layer(scales: Sequence[float], layers: int, shown: str) -> tuple[float, ...]:
     if len(scales) == 1:
         return tuple(scales) * layers
-    if scales and len(scales) != layers:
+    if len(scales) != layers:
         raise UserError(f"inference.scales: {len(scales)} scales, but {shown} has {layers} layers; give one for each")
-    if not scales:
-        if not isinstance(stored, list) or len(stored) != layers or not all(_is_scale(each) for each in stored):
-            raise UserError(f"{shown}/config.json: {CONFIG_KEY}: expected a list of {layers} positive numbers")
-        return tuple(map(float, stored))
     return tuple(scales)
 
 
 def _is_scale(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value) and value > 0
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value) and value > 0
 
 
 def scale_layers(lm: PreTrainedModel, scales: Sequence[float], shown: str) -> None:

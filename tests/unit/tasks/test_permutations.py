@@ -18,8 +18,8 @@ from pos2distill.tasks.permutations import (
     evaluated_placements,
     index_to_slots,
     numbered_order,
+    rank_slots_by_accuracy,
     sampled_slots,
-    slot_of_rank,
     slots_to_index,
     teacher_slots,
     trivial_slots,
@@ -259,13 +259,13 @@ def test_arrange_shows_the_document_of_each_rank_at_its_slot() -> None:
     assert [document.title for document in reordered] == ["d0", "d3", "d1", "d2"]
 
 
-def test_slot_of_rank_by_hand() -> None:
+def test_rank_slots_by_accuracy_by_hand() -> None:
     """Accuracies .4, .9, .2 and .7 at slots 0 to 3; then measured at the ends alone; then at another length."""
-    assert slot_of_rank((0, 1, 2, 3), (0.4, 0.9, 0.2, 0.7), 4, 4) == (1, 3, 0, 2)
-    assert slot_of_rank((0, 3), (0.1, 0.4), 4, 4) == (3, 2, 1, 0)
-    assert slot_of_rank((0, 2, 4), (0.5, 0.1, 0.9), 5, 3) == (2, 0, 1)
+    assert rank_slots_by_accuracy((0, 1, 2, 3), (0.4, 0.9, 0.2, 0.7), 4, 4) == (1, 3, 0, 2)
+    assert rank_slots_by_accuracy((0, 3), (0.1, 0.4), 4, 4) == (3, 2, 1, 0)
+    assert rank_slots_by_accuracy((0, 2, 4), (0.5, 0.1, 0.9), 5, 3) == (2, 0, 1)
     # Of equally good slots the first comes first.
-    assert slot_of_rank((0, 1, 2), (0.5, 0.5, 0.5), 3, 3) == (0, 1, 2)
+    assert rank_slots_by_accuracy((0, 1, 2), (0.5, 0.5, 0.5), 3, 3) == (0, 1, 2)
 
 
 # --- eval_specs placements

@@ -5,7 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import DeepseekV2Config, DeepseekV3Config, GPT2Config, LlamaConfig, PretrainedConfig, SmolLM3Config
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV3Config,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    SmolLM3Config,
+)
 
 from pos2distill.config import ModelSection
 from pos2distill.config.inference import InferenceSection
@@ -91,6 +99,17 @@ def test_check_inference_refuses_ms_poe_that_changes_no_layer(save: Callable[...
     assert str(caught.value) == (
         f"inference.ms_poe.first_layer: 2, but {model.path} has 2 layers, so none would change; set it to 1 or less"
     )
+
+
+def test_check_inference_refuses_ms_poe_with_a_short_window(save: Callable[..., ModelSection]) -> None:
+    model = save(MistralConfig(**SMALL, **HEADS, sliding_window=32))
+    with pytest.raises(UserError) as caught:
+        check_inference(model.model_copy(update={"max_length": 33}), ms_poe(first_layer=1))
+    assert str(caught.value) == (
+        f"{model.path}: its layers attend to the last 32 tokens only (sliding_window), and ms_poe ranks heads by the "
+        f"whole prompt; set model.max_length to 32 or less"
+    )
+    check_inference(model.model_copy(update={"max_length": 32}), ms_poe(first_layer=1))
 
 
 def test_check_inference_refuses_to_search_scales_of_one_layer(save: Callable[..., ModelSection]) -> None:
