@@ -123,7 +123,7 @@ def _write(manifests: Sequence[KubeManifest], out: str | None) -> None:
     path = folder / f"{manifests[-1]['metadata']['name']}.yaml"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(to_yaml(manifests))
+        path.write_text(to_yaml(manifests), encoding="utf-8")
     except OSError as error:
         raise UserError(f"--out: cannot write {path} ({error.strerror}); choose another folder") from None
     print(path)

@@ -70,7 +70,7 @@ def _without_nulls(value: Any) -> Any:
 def _read_schemas(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Kind and OpenAPI schema of every CRD in a file."""
     try:
-        documents = [json.loads(file.read_text())] if file.suffix == ".json" else read_documents(file)
+        documents = [json.loads(file.read_text(encoding="utf-8"))] if file.suffix == ".json" else read_documents(file)
     except (OSError, ValueError) as error:
         raise UserError(f"{file}: cannot be read as a CRD: {' '.join(str(error).split())}") from None
     for document in documents:

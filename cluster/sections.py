@@ -257,7 +257,10 @@ class JobSection(Section):
         3600, ge=1, le=INT32, description="an attempt that has not started by then ends; the next one begins"
     )
     ttl_s: int = Field(
-        600, ge=0, le=INT32, description="seconds between the end of the job and the deletion of its cluster"
+        60,
+        ge=0,
+        le=INT32,
+        description="seconds from the end of the job to the deletion of its cluster, whose machines stay until then",
     )
     backoff_limit: int = Field(
         2,

@@ -89,7 +89,7 @@ def pack(into: Path, files: list[Path], recipe: Path | None, project: Path = PRO
         (into / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(project / path, into / path)
     if recipe:
-        number = first_secret_line(recipe.read_text())
+        number = first_secret_line(recipe.read_text(encoding="utf-8"))
         if number is not None:
             raise UserError(
                 f"{recipe}: line {number} contains what looks like a secret; set it on the cluster's nodes instead"

@@ -227,11 +227,11 @@ def _common(study: Study) -> dict[str, Any]:
 
 def _write_task(folder: Path, task: str, docs: list[dict[str, Any]]) -> None:
     data = folder.resolve() / f"{task}.jsonl"
-    data.write_text("".join(json.dumps(doc, ensure_ascii=False) + "\n" for doc in docs))
+    data.write_text("".join(json.dumps(doc, ensure_ascii=False) + "\n" for doc in docs), encoding="utf-8")
     settings = {"include": _COMMON, "task": task, "dataset_kwargs": {"data_files": {"test": str(data)}}}
     # YAML's own tag, which PyYAML would write only for an object.
     _write_yaml(folder / f"{task}.yaml", settings, "process_results: !function scoring.process_results\n")
 
 
 def _write_yaml(path: Path, settings: Mapping[str, Any], more: str = "") -> None:
-    path.write_text(yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True) + more)
+    path.write_text(yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True) + more, encoding="utf-8")

@@ -113,7 +113,7 @@ def stop_token_ids(model: ModelSection, tokenizer: PreTrainedTokenizerBase) -> l
     path = Path(local_folder(model, weights=False)) / "generation_config.json"
     if path.exists():
         try:
-            listed = json.loads(path.read_text()).get("eos_token_id")
+            listed = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
         except (ValueError, AttributeError):
             raise UserError(f"{path}: expected a JSON object; correct it or copy it again") from None
         vocabulary = load_config(model).get_text_config().vocab_size

@@ -101,7 +101,7 @@ def _tensor_files(folder: Path) -> dict[str, str]:
     """The file of each tensor of the checkpoint in `folder`, which consists of one file or of several."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        files: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         return files
     with safe_open(folder / "model.safetensors", framework="pt") as tensors:
         return dict.fromkeys(tensors.keys(), "model.safetensors")

@@ -202,7 +202,7 @@ def test_ray_job_deletes_its_cluster_at_the_end() -> None:
     job = kinds(render(load_cluster("gke", ["job.backoff_limit=0"]), load_job("nq_mistral_7b", [DATA])))["RayJob"]
     spec = job["spec"]
     assert spec["shutdownAfterJobFinishes"] is True
-    assert (spec["ttlSecondsAfterFinished"], spec["activeDeadlineSeconds"], spec["backoffLimit"]) == (600, 604800, 0)
+    assert (spec["ttlSecondsAfterFinished"], spec["activeDeadlineSeconds"], spec["backoffLimit"]) == (60, 604800, 0)
     assert "kueue.x-k8s.io/queue-name" not in job["metadata"]["labels"]
 
 
