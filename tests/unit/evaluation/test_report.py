@@ -374,10 +374,13 @@ def test_report_says_how_long_prompts_are(html: str, inputs: ReportInputs) -> No
 
 def test_report_shows_what_a_retriever_and_orders_do(inputs: ReportInputs) -> None:
     """Accuracies before: 1, 1/2, 0; after: 1, 1, 1/2."""
-    study = with_evaluation(STUDY, retriever_ranks=(1.0, 1.0))
+    data = STUDY.data.model_copy(update={"documents": 3})
+    study = with_evaluation(STUDY.model_copy(update={"data": data}), retriever_ranks=(1.0, 1.0))
     main = compare(predictions(3, [[1, 1, 0], [1, 0, 0]]), predictions(3, [[1, 1, 1], [1, 1, 0]]), 3, study)
     assert main.expected is not None
     assert (main.expected["base"]["accuracy"], main.expected["distilled"]["accuracy"]) == (0.75, 1.0)
+    # The ranks are those among three documents.
+    assert compare(predictions(2, [[1, 1]]), predictions(2, [[1, 0]]), 2, study).expected is None
     before, after = (replace(curve, broken_by_order=(0.5, 0.25, 0.0)) for curve in (main.before, main.after))
     page = render_report(replace(inputs, main=replace(main, before=before, after=after)))["index.html"].decode()
     assert "expect 0.750 [" in page
