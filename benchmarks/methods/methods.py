@@ -11,7 +11,7 @@ Stages run one after the other, so that the cost of a method is the sum of their
 methods_TABLE.png to this folder; other runs that the report already has are kept. A stopped run continues. Every run
 records the commit and the versions with which its answers were made.
 
-Examples (the first takes about an hour on two cores):
+Examples (the first takes 36 minutes on two cores):
   python -m benchmarks.methods.methods toy runs/methods-toy
   python -m benchmarks.methods.methods toy runs/methods-toy --only base ms_poe
   python -m benchmarks.methods.methods two_hop runs/methods-two-hop
