@@ -90,7 +90,7 @@ def estimate(
     s: standard deviation of the n values; q: the mean margin of the seeds' own intervals on that side. The variance of
     the mean is that of one seed by training, over n, plus that of the questions times (1 + (n - 1) * shared) / n;
     s^2 / n estimates all of it but `shared` times the questions' variance. In simulations of 2 to 10 seeds the interval
-    covers 95 to 99 %, where t alone covers 14 to 95 % (benchmarks/statistics).
+    covers 95 to 99 %, where t alone covers 15 to 95 % (benchmarks/statistics).
 
     Args:
         values: at least one value. intervals: the interval of each value over its questions; that of a single seed is
