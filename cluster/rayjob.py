@@ -301,35 +301,47 @@ class _LogFollower:
 
     def update(self, job: dict[str, Any]) -> None:
         """Make sure that the log of the running attempt is followed. To be called at every poll."""
-        exit_code = self._process.poll() if self._process else None
-        if exit_code is not None:
-            self._process, self._lost_at = None, time.monotonic()
-            # A log that ends without an error usually belongs to an attempt that has just ended, which the status does
-            # not show yet. It may also be a lost connection, so it is tried again, but only after a while.
-            self._retry_after_s = _LOG_END_SECONDS if exit_code == 0 else 0.0
+        self._notice_end()
         if self._process or _deployment_status(job) != "Running":
             return
         attempt = int(job.get("status", {}).get("failed") or 0)
         since_s = None
         if attempt == self._attempt and self._lost_at is not None:
-            silent_s = time.monotonic() - self._lost_at
-            if silent_s < self._retry_after_s:
+            if time.monotonic() - self._lost_at < self._retry_after_s:
                 return
-            # Longer than the gap: repeated lines are better than missing ones.
-            since_s = int(silent_s + 2 * POLL_SECONDS) + 1
+            since_s = _seconds_since(self._lost_at)
         self._attempt = attempt
         self._process = start_log(self._spec.name, self._spec.namespace, since_s=since_s)
 
     def finish(self) -> None:
-        """Wait for the last lines."""
+        """Wait for the last lines; where the connection was lost before, print what came since."""
+        self._notice_end()
+        if self._process is None and self._lost_at is not None and not self._retry_after_s:
+            since_s = _seconds_since(self._lost_at)
+            self._process = start_log(self._spec.name, self._spec.namespace, since_s=since_s)
         if self._process:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_LOG_END_SECONDS)
+
+    def _notice_end(self) -> None:
+        """Remember when the process exited, if it has."""
+        exit_code = self._process.poll() if self._process else None
+        if exit_code is None:
+            return
+        self._process, self._lost_at = None, time.monotonic()
+        # A log that ends without an error usually belongs to an attempt that has just ended, which the status does not
+        # show yet. It may also be a lost connection, so it is tried again, but only after a while.
+        self._retry_after_s = _LOG_END_SECONDS if exit_code == 0 else 0.0
 
     def stop(self) -> None:
         """End the process that follows the log."""
         if self._process:
             self._process.terminate()
+
+
+def _seconds_since(lost_at: float) -> int:
+    """How far back a log is read again. Longer than the gap: repeated lines are better than missing ones."""
+    return int(time.monotonic() - lost_at + 2 * POLL_SECONDS) + 1
 
 
 def _report_end(spec: ClusterSpec, job: dict[str, Any]) -> ExitCode:

@@ -532,6 +532,19 @@ def test_submit_waits_during_an_outage(kubectl: Callable[..., Callable[[], list[
     assert command_line.main(["cluster", "submit", *WORDS]) == 0
 
 
+def test_submit_prints_the_end_of_a_log_whose_connection_an_outage_broke(
+    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The job ends meanwhile; the last lines say why."""
+    replies = [NONE, RUNNING, *[SILENT] * 10, DONE]
+    calls = kubectl({"get rayjob": replies, "logs": [{"out": "so far\n", "rc": 1}, {"out": "the end\n"}]})
+    assert command_line.main(["cluster", "submit", *WORDS]) == 0
+    output = capfd.readouterr().out
+    assert output.index("so far") < output.index("the end") < output.index("nq-mistral succeeded")
+    followed = [words for words, _ in calls() if words[0] == "logs"]
+    assert ["--since=" in words[-1] for words in followed] == [False, True]
+
+
 def test_submit_ends_after_a_long_outage(
     kubectl: Callable[..., Callable[[], list[Any]]],
     capfd: pytest.CaptureFixture[str],
