@@ -6,6 +6,7 @@ new job finds the finished stages and stored samples.
 
 import contextlib
 import copy
+import enum
 import hashlib
 import json
 import secrets
@@ -169,10 +170,11 @@ def status(spec: ClusterSpec) -> Outcome:
     """Print the status of the job, or of the cluster without a job, and of its pods, with the reasons for waiting."""
     found = get_object("rayjob", spec.name, spec.namespace)
     if found:
-        kind, description, exit_code = "RayJob", _describe(found), _exit_code(spec, found)
-        status_word = "pending" if exit_code is None else status_name(exit_code)
-        if exit_code is None and _deployment_status(found) == "Running":
-            status_word = "running"
+        kind, description, exit_code = "RayJob", _describe(found), None
+        status_word = "running" if _deployment_status(found) == "Running" else "pending"
+        if _deployment_status(found) in _ENDED:
+            exit_code = _end_of(spec, found).exit_code
+            status_word = status_name(exit_code)
     else:
         found = get_object("raycluster", spec.name, spec.namespace)
         if not found:
@@ -344,44 +346,57 @@ def _seconds_since(lost_at: float) -> int:
     return int(time.monotonic() - lost_at + 2 * POLL_SECONDS) + 1
 
 
+class _End(enum.Enum):
+    """How a job has ended, and the exit code of `cluster submit` for it."""
+
+    SUCCEEDED = enum.auto(), ExitCode.SUCCESS
+    REJECTED = enum.auto(), ExitCode.USER_ERROR  # by KubeRay
+    USER_ERROR = enum.auto(), ExitCode.USER_ERROR
+    GATE_FAILED = enum.auto(), ExitCode.FAILED
+    FAILED = enum.auto(), ExitCode.FAILED
+    AT_DEADLINE = enum.auto(), ExitCode.STOPPED
+    STOPPED = enum.auto(), ExitCode.STOPPED
+
+    @property
+    def exit_code(self) -> ExitCode:
+        return self.value[1]
+
+
+def _end_of(spec: ClusterSpec, job: dict[str, Any]) -> _End:
+    """How a job has ended. Where only its log says so, the end of it is read."""
+    stage, status = _deployment_status(job), job.get("status", {})
+    if stage == "ValidationFailed":
+        return _End.REJECTED
+    if status.get("reason") == _DEADLINE_EXCEEDED:
+        return _End.AT_DEADLINE
+    if status.get("jobStatus") != "STOPPED":
+        succeeded = stage == "Complete" and status.get("jobStatus") == "SUCCEEDED"
+        return _End.SUCCEEDED if succeeded else _End.FAILED
+    # A job stops itself, so that it is not tried again, after a user error and where its gate failed.
+    tail = _log_tail(spec)
+    for sentence, end in ((GATE_FAILED, _End.GATE_FAILED), (NOT_RETRIED, _End.USER_ERROR)):
+        if sentence in tail:
+            return end
+    return _End.AT_DEADLINE if DEADLINE_PASSED in tail else _End.STOPPED
+
+
 def _report_end(spec: ClusterSpec, job: dict[str, Any]) -> ExitCode:
     """Print how a job has ended."""
-    job_status = job["status"]
-    if _deployment_status(job) == "ValidationFailed":
-        raise UserError(f"{spec.name}: KubeRay rejected it: {_one_line(job_status.get('message', ''))}")
-    exit_code = _exit_code(spec, job) or ExitCode.SUCCESS
-    if exit_code == ExitCode.USER_ERROR:
-        print(f"{spec.name} has ended with a user error; see the line `error: …` near the end of its log")
-    elif exit_code == ExitCode.STOPPED:
-        at_deadline = job_status.get("reason") == _DEADLINE_EXCEEDED or DEADLINE_PASSED in _log_tail(spec)
-        why = f" at its deadline (job.deadline_s: {spec.job.deadline_s})" if at_deadline else ""
-        print(f"{spec.name} was stopped{why}; run the same command to resume from its storage")
-    elif exit_code == ExitCode.SUCCESS:
-        print(f"{spec.name} succeeded")
-    elif job_status.get("jobStatus") == "STOPPED":
-        print(f"{spec.name} has ended, and its gate failed, as the end of its log says")
-    else:
-        causes = [str(job_status[field]) for field in ("reason", "message") if job_status.get(field)]
-        print(f"{spec.name} failed: {_one_line(': '.join(causes))}")
-    return exit_code
-
-
-def _exit_code(spec: ClusterSpec, job: dict[str, Any]) -> ExitCode | None:
-    """The exit code of a job that has ended; None of one that has not."""
-    stage, job_status = _deployment_status(job), job.get("status", {}).get("jobStatus")
-    if stage not in _ENDED:
-        return None
-    if stage == "ValidationFailed":
-        return ExitCode.USER_ERROR
-    if job.get("status", {}).get("reason") == _DEADLINE_EXCEEDED:
-        return ExitCode.STOPPED
-    if job_status == "STOPPED":
-        # A job stops itself, so that it is not tried again, after a user error and where its gate failed.
-        tail = _log_tail(spec)
-        if GATE_FAILED in tail:
-            return ExitCode.FAILED
-        return ExitCode.USER_ERROR if NOT_RETRIED in tail else ExitCode.STOPPED
-    return ExitCode.SUCCESS if stage == "Complete" and job_status == "SUCCEEDED" else ExitCode.FAILED
+    end, status = _end_of(spec, job), job["status"]
+    if end is _End.REJECTED:
+        raise UserError(f"{spec.name}: KubeRay rejected it: {_one_line(status.get('message', ''))}")
+    causes = [str(status[field]) for field in ("reason", "message") if status.get(field)]
+    resume = "run the same command to resume from its storage"
+    lines = {
+        _End.SUCCEEDED: "succeeded",
+        _End.USER_ERROR: "has ended with a user error; see the line `error: …` near the end of its log",
+        _End.GATE_FAILED: "has ended, and its gate failed, as the end of its log says",
+        _End.FAILED: f"failed: {_one_line(': '.join(causes))}",
+        _End.AT_DEADLINE: f"was stopped at its deadline (job.deadline_s: {spec.job.deadline_s}); {resume}",
+        _End.STOPPED: f"was stopped; {resume}",
+    }
+    print(f"{spec.name} {lines[end]}")
+    return end.exit_code
 
 
 def _log_tail(spec: ClusterSpec) -> str:
