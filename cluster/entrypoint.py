@@ -178,10 +178,17 @@ def _check_pools(spec: ClusterSpec, recipe: Recipe, pools: frozenset[str]) -> No
         _check_pool(recipe, name, "max", "sampling", sampling)
     if "trainers" in pools:
         _check_pool(recipe, "trainers", "workers", "training", [spec.training])
-    for resource in _RESOURCES if generating else ():
-        sections = [getattr(recipe.runtime, name) for name in generating]
+    if generating:
+        _check_sum(spec, recipe, generating)
+    _check_gpu_use(spec, recipe, pools)
+
+
+def _check_sum(spec: ClusterSpec, recipe: Recipe, generating: Sequence[str]) -> None:
+    """Refuse pools that do not fit the nodes of sampling together."""
+    sections = [getattr(recipe.runtime, name) for name in generating]
+    for resource in _RESOURCES:
         needed = sum(pool.max * _exact(getattr(pool, resource)) for pool in sections)
-        available = sum(group.max * _exact(getattr(group.node, resource)) for group in sampling)
+        available = sum(group.max * _exact(getattr(group.node, resource)) for group in spec.sampling_groups.values())
         who = " and ".join(generating)
         # Without nodes of its own, reading and storing data needs room for a task.
         if resource == "cpus" and spec.data is None:
@@ -193,7 +200,6 @@ def _check_pools(spec: ClusterSpec, recipe: Recipe, pools: frozenset[str]) -> No
                 f"{recipe.name}: runtime.{generating[0]}.max: {who} need {float(needed):g} {unit}, but sampling has at "
                 f"most {float(available):g}; raise spec.sampling.max or lower runtime.{generating[0]}.max"
             )
-    _check_gpu_use(spec, recipe, pools)
 
 
 def _check_gpu_use(spec: ClusterSpec, recipe: Recipe, pools: frozenset[str]) -> None:

@@ -4,13 +4,11 @@ Results are in the storage, not in the cluster. A job that has ended is submitte
 new job finds the finished stages and stored samples.
 """
 
-import contextlib
 import copy
 import enum
 import hashlib
 import json
 import secrets
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,7 +18,8 @@ from pos2distill.errors import ExitCode, UserError, status_name, warn_once
 from pos2distill.node_pools import DEADLINE_PASSED, GATE_FAILED, JOB_DEADLINE_VARIABLE, NOT_RETRIED, RAY_VARIABLES
 
 from .entrypoint import storage_of_entrypoint
-from .kubectl import UnreachableError, as_selector, get_existing, get_object, get_pods, kubectl, start_log
+from .job_log import LogFollower
+from .kubectl import UnreachableError, as_selector, get_existing, get_object, get_pods, kubectl
 from .names import GROUP_LABEL, MADE_BY_KUBERAY_LABEL
 from .nodes import INT32
 from .render import to_yaml
@@ -29,7 +28,6 @@ from .types import KubeManifest, Outcome
 
 POLL_SECONDS = 5.0
 OUTAGE_SECONDS = 300.0  # following stops with an error if the cluster does not answer for this time
-_LOG_END_SECONDS = 15.0  # how long the last lines of a log may take after the job has ended
 _MESSAGE_LENGTH = 300
 _STOP_MARGIN_SECONDS = 120  # between the end of a job that is stopped and KubeRay's deadline
 _DIGEST_ANNOTATION = "pos2distill/digest"  # digest of the submitted spec of the job
@@ -254,7 +252,7 @@ def delete(spec: ClusterSpec) -> ExitCode:
 
 def _follow(spec: ClusterSpec) -> ExitCode:
     """Print changes of the status and the log until the job ends."""
-    log, printed = _LogFollower(spec), ""
+    log, printed = LogFollower(spec.name, spec.namespace, poll_s=POLL_SECONDS), ""
     last_answer = time.monotonic()
     try:
         while True:
@@ -278,72 +276,10 @@ def _follow(spec: ClusterSpec) -> ExitCode:
             if _deployment_status(job) in _ENDED:
                 log.finish()
                 return _report_end(spec, job)
-            log.update(job)
+            log.update(_running_attempt(job))
             time.sleep(POLL_SECONDS)
     finally:
         log.stop()
-
-
-class _LogFollower:
-    """Prints the logs of a job's attempts, one after the other. A lost connection is opened again.
-
-    One process at a time runs `kubectl logs --follow`:
-
-        no process --job is Running--> process --it exits--> no process, `_lost_at` set
-
-    From there, a new attempt of the job is followed from its beginning, and the same attempt from `_lost_at`.
-    """
-
-    def __init__(self, spec: ClusterSpec) -> None:
-        self._spec = spec
-        self._process: subprocess.Popen[bytes] | None = None
-        self._attempt = -1  # number of the attempt whose log is printed
-        self._lost_at: float | None = None  # time at which the last process exited
-        self._retry_after_s = 0.0  # since `_lost_at`
-
-    def update(self, job: dict[str, Any]) -> None:
-        """Make sure that the log of the running attempt is followed. To be called at every poll."""
-        self._notice_end()
-        if self._process or _deployment_status(job) != "Running":
-            return
-        attempt = int(job.get("status", {}).get("failed") or 0)
-        since_s = None
-        if attempt == self._attempt and self._lost_at is not None:
-            if time.monotonic() - self._lost_at < self._retry_after_s:
-                return
-            since_s = _seconds_since(self._lost_at)
-        self._attempt = attempt
-        self._process = start_log(self._spec.name, self._spec.namespace, since_s=since_s)
-
-    def finish(self) -> None:
-        """Wait for the last lines; where the connection was lost before, print what came since."""
-        self._notice_end()
-        if self._process is None and self._lost_at is not None and not self._retry_after_s:
-            since_s = _seconds_since(self._lost_at)
-            self._process = start_log(self._spec.name, self._spec.namespace, since_s=since_s)
-        if self._process:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_LOG_END_SECONDS)
-
-    def _notice_end(self) -> None:
-        """Remember when the process exited, if it has."""
-        exit_code = self._process.poll() if self._process else None
-        if exit_code is None:
-            return
-        self._process, self._lost_at = None, time.monotonic()
-        # A log that ends without an error usually belongs to an attempt that has just ended, which the status does not
-        # show yet. It may also be a lost connection, so it is tried again, but only after a while.
-        self._retry_after_s = _LOG_END_SECONDS if exit_code == 0 else 0.0
-
-    def stop(self) -> None:
-        """End the process that follows the log."""
-        if self._process:
-            self._process.terminate()
-
-
-def _seconds_since(lost_at: float) -> int:
-    """How far back a log is read again. Longer than the gap: repeated lines are better than missing ones."""
-    return int(time.monotonic() - lost_at + 2 * POLL_SECONDS) + 1
 
 
 class _End(enum.Enum):
@@ -412,6 +348,11 @@ def _log_tail(spec: ClusterSpec) -> str:
 def _deployment_status(job: dict[str, Any]) -> str:
     """KubeRay's status of a job, or New if KubeRay has not processed it yet."""
     return str(job.get("status", {}).get("jobDeploymentStatus") or "New")
+
+
+def _running_attempt(job: dict[str, Any]) -> int | None:
+    """The number of the attempt that runs, from 0; None if none does."""
+    return int(job.get("status", {}).get("failed") or 0) if _deployment_status(job) == "Running" else None
 
 
 def _describe(job: dict[str, Any]) -> str:

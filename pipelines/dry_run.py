@@ -80,12 +80,12 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
 def _work_lines(cell: Cell, stages: Sequence[Stage], data: Sequence[CheckedData]) -> list[str]:
     """What the stages that are still to run have to do; of a sweep those of its first study."""
     counts = {of_task.examples.url: of_task.counts for of_task in data}
-    works = {}
+    lines = []
     for stage in stages:
-        if not stage.artifact.is_finished:
-            works[stage.name] = expected_work(stage, counts)
-    shown = format_settings(cell.settings)
-    return [f"# work      {name}: {work}{shown}" for name, work in works.items() if work]
+        work = "" if stage.artifact.is_finished else expected_work(stage, counts)
+        if work:
+            lines.append(f"# work      {stage.name}: {work}{format_settings(cell.settings)}")
+    return lines
 
 
 def _data_lines(data: Sequence[CheckedData], *, full: bool) -> list[str]:

@@ -20,9 +20,9 @@ class ExitCode(enum.IntEnum):
     TERMINATED = 143  # 128 + SIGTERM
 
     @classmethod
-    def of_interrupt(cls, interrupt: KeyboardInterrupt) -> "ExitCode":
-        """That of a command that Ctrl-C or SIGTERM ended."""
-        return cls.TERMINATED if isinstance(interrupt, Terminated) else cls.INTERRUPTED
+    def of_interrupt(cls, interrupt: BaseException) -> "ExitCode":
+        """That of a command which a signal ended: `Stopped` and `Terminated` know it, a KeyboardInterrupt is Ctrl-C."""
+        return cls(interrupt.exit_code) if isinstance(interrupt, Stopped | Terminated) else cls.INTERRUPTED
 
 
 def status_name(exit_code: int) -> str:

@@ -27,7 +27,6 @@ from pos2distill.errors import (
     GateError,
     MachineError,
     Stopped,
-    Terminated,
     TransientError,
     UserError,
     one_line,
@@ -83,10 +82,9 @@ def main(arguments: list[str] | None = None) -> int:
         _stop_or_delay_retries(error)
         return exit_code
     except (Stopped, KeyboardInterrupt) as stop:
-        # Stopped and Terminated know their signal. A plain KeyboardInterrupt is Ctrl-C.
         reason = str(stop) or "interrupted"
         print(f"{reason}; run the same command again to continue", file=sys.stderr)
-        return stop.exit_code if isinstance(stop, Stopped | Terminated) else ExitCode.INTERRUPTED
+        return ExitCode.of_interrupt(stop)
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _output_is_closed():
             return ExitCode.OUTPUT_CLOSED

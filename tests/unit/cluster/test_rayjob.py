@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster import rayjob
+from cluster import job_log, rayjob
 from cluster.job_command import load_job
 from cluster.render import render
 from cluster.spec import load_cluster
@@ -516,7 +516,7 @@ def test_submit_reopens_a_log_that_ends_while_the_job_runs(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rayjob, "_LOG_END_SECONDS", 0.2)
+    monkeypatch.setattr(job_log, "_END_SECONDS", 0.2)
     calls = kubectl({"get rayjob": [NONE, *[RUNNING] * 20, DONE], "logs": [{"out": "so far\n"}, {"out": "and on\n"}]})
     assert command_line.main(["cluster", "submit", *WORDS]) == 0
     assert "and on" in capfd.readouterr().out
@@ -803,7 +803,7 @@ def test_submit_prints_json_alone(
 def test_submit_warns_where_the_end_of_the_log_cannot_be_read(
     kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Without it, a user error cannot be told from a job that somebody stopped."""
+    """Without it, a user error looks like a job that somebody stopped."""
     forbidden = {
         "rc": 1,
         "err": 'Error from server (Forbidden): pods "x" is forbidden: cannot get resource "pods/log"\n',
