@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pos2distill.config import Recipe
 from pos2distill.config.validation import dotted_names
@@ -59,16 +59,17 @@ def run_cluster(
         raise UserError("submit: expected a recipe; for a cluster without a job, use `render` and kubectl apply")
 
     # Every other action checks its manifests first, so that nothing invalid is printed, written or applied.
-    manifests, warnings = _load_manifests(action, source, words, command, flags)
-    findings = _check(source, manifests, warnings, crds=crds, server=server)
+    loaded = _load_manifests(action, source, words, command, flags)
+    manifests = loaded.manifests
+    findings = _check(source, manifests, loaded.warnings, crds=crds, server=server)
     is_refused = any(finding.is_refused for finding in findings)
     exit_code = ExitCode.USER_ERROR if is_refused else ExitCode.SUCCESS
     if action == "render":
         if not is_refused:
             _write(manifests, out)
         return Outcome(exit_code)
-    if action == "submit" and not is_refused:
-        return rayjob.submit(_load_spec(source, words), manifests)
+    if loaded.spec and action == "submit" and not is_refused:
+        return rayjob.submit(loaded.spec, manifests)
     if not is_refused:
         _report(manifests, crds=crds, server=server)
     return Outcome(exit_code, _summary(manifests, findings, exit_code))
@@ -129,20 +130,26 @@ def _write(manifests: Sequence[KubeManifest], out: str | None) -> None:
     print(path)
 
 
-def _load_manifests(
-    action: str, source: str, words: Sequence[str], command: str, flags: Sequence[str]
-) -> tuple[list[KubeManifest], list[str]]:
-    """The manifests in a file (validate only), or those that a spec and its recipe are rendered to, with warnings."""
+class _Loaded(NamedTuple):
+    """Manifests, and the spec that they were rendered from with warnings about it; None if a file contains them."""
+
+    manifests: list[KubeManifest]
+    spec: ClusterSpec | None = None
+    warnings: Sequence[str] = ()
+
+
+def _load_manifests(action: str, source: str, words: Sequence[str], command: str, flags: Sequence[str]) -> _Loaded:
+    """The manifests in a file (validate only), or those that a spec and its recipe are rendered to."""
     if action == "validate" and os.path.isfile(source):  # Path raises an error for a name that is too long
         manifests = load_manifests(Path(source))
         if manifests is not None:
             if words:
                 raise UserError(f"{words[0]}: {source} contains manifests, which take no recipe and no overrides")
-            return manifests, []
+            return _Loaded(manifests)
     recipe, overrides = _split_words(words)
     spec = _load_spec(source, words)
     job = None if recipe is None else load_job(recipe, overrides, command=command, flags=flags)
-    return render(spec, job), spec_warnings(spec, job)
+    return _Loaded(render(spec, job), spec, spec_warnings(spec, job))
 
 
 def _load_spec(source: str, words: Sequence[str]) -> ClusterSpec:

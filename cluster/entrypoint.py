@@ -1,6 +1,5 @@
 """The command that a RayJob runs, after checking that the recipe can run on the cluster."""
 
-import itertools
 import math
 import os
 import shlex
@@ -15,7 +14,7 @@ from pos2distill.config.sweep import sweep_cells
 from pos2distill.errors import UserError, did_you_mean
 from pos2distill.node_pools import JOB_DASHBOARD_VARIABLE, TASK_CPUS, TRAINING
 
-from .job_command import JobCommand, overridden_storage
+from .job_command import JobCommand
 from .nodes import NodeGroup
 from .routes import missing_route
 from .sections import READABLE, STORES, has_parent_segment
@@ -40,10 +39,15 @@ def make_entrypoint(spec: ClusterSpec, job: JobCommand) -> str:
             _check_path(spec, job.recipe, option, value)
     words = ["python", "run.py", job.command, job.recipe_in_pod, *job.overrides]
     if job.storage is None:
-        words.append(f"runtime.storage={spec.storage.url.rstrip('/')}/{job.recipe.name}")
+        words.append(f"runtime.storage={job_storage(spec, job)}")
     words += job.flags
     # The driver does not start in the image's working directory. `cd` would change that of the submitter's shell only.
     return shlex.join(["env", f"--chdir={spec.pods.project}", f"{JOB_DASHBOARD_VARIABLE}={_DASHBOARD}", *words])
+
+
+def job_storage(spec: ClusterSpec, job: JobCommand) -> str:
+    """Where the results of the job's study are: what its overrides set, or a folder of the spec's storage."""
+    return job.storage or f"{spec.storage.url.rstrip('/')}/{job.recipe.name}"
 
 
 def _check_recipe(spec: ClusterSpec, job: JobCommand) -> None:
@@ -80,16 +84,6 @@ def _check_command(recipe: Recipe, command: str) -> None:
         )
     if not recipe.study.data.train_examples:
         raise UserError(f"{recipe.name}: data.train_examples: 0 is for the command evaluate only, got {command}")
-
-
-def storage_of_entrypoint(entrypoint: str) -> str | None:
-    """The storage that a job's shell command sets; None if it sets none, or cannot be split into words."""
-    try:
-        words = [word for word in shlex.split(entrypoint) if not word.startswith("--")]
-        overrides = list(itertools.takewhile(lambda word: "=" in word, reversed(words)))
-        return overridden_storage(overrides[::-1])
-    except (ValueError, UserError):  # a quote that is not closed, a value that is not YAML
-        return None
 
 
 def _paths(recipe: Recipe, *, with_storage: bool) -> dict[str, str]:

@@ -75,12 +75,11 @@ def load_job(
         flags=tuple(flags),
         recipe=recipe,
         own_recipe=own,
-        storage=overridden_storage(overrides),
+        storage=_overridden_storage(overrides),
     )
 
 
-def overridden_storage(overrides: Sequence[str]) -> str | None:
-    """The storage that an override sets in place of the spec's."""
+def _overridden_storage(overrides: Sequence[str]) -> str | None:
     storage = override_value(overrides, "runtime.storage")
     return storage if isinstance(storage, str) else None
 

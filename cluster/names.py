@@ -64,6 +64,7 @@ SUBMITTER_MODULE = "pipelines.jobs.submitter"
 PART_OF_LABEL = "app.kubernetes.io/part-of"
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 PROJECT = "pos2distill"
+STORAGE_ANNOTATION = f"{PROJECT}/storage"  # of a RayJob: where the results of its study are
 
 # The variables with the address of a store or hub that is not the usual one, by the scheme of its URLs.
 ENDPOINTS = {

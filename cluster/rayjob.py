@@ -12,15 +12,14 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pos2distill.errors import ExitCode, UserError, status_name, warn_once
 from pos2distill.node_pools import DEADLINE_PASSED, GATE_FAILED, JOB_DEADLINE_VARIABLE, NOT_RETRIED, RAY_VARIABLES
 
-from .entrypoint import storage_of_entrypoint
 from .job_log import LogFollower
 from .kubectl import UnreachableError, as_selector, get_existing, get_object, get_pods, kubectl
-from .names import GROUP_LABEL, MADE_BY_KUBERAY_LABEL
+from .names import GROUP_LABEL, MADE_BY_KUBERAY_LABEL, PROJECT, STORAGE_ANNOTATION
 from .nodes import INT32
 from .render import to_yaml
 from .spec import ClusterSpec
@@ -30,8 +29,8 @@ POLL_SECONDS = 5.0
 OUTAGE_SECONDS = 300.0  # following stops with an error if the cluster does not answer for this time
 _MESSAGE_LENGTH = 300
 _STOP_MARGIN_SECONDS = 120  # between the end of a job that is stopped and KubeRay's deadline
-_DIGEST_ANNOTATION = "pos2distill/digest"  # digest of the submitted spec of the job
-_SUBMISSION_LABEL = "pos2distill/submission"  # random: tells a job from a later one of the same name
+_DIGEST_ANNOTATION = f"{PROJECT}/digest"  # digest of the submitted spec of the job
+_SUBMISSION_LABEL = f"{PROJECT}/submission"  # random: tells a job from a later one of the same name
 
 # What `render` makes, but for the monitor of pods.
 _RENDERED_KINDS = ("rayjob", "raycluster", "configmap", "serviceaccount", "networkpolicy", "poddisruptionbudget")
@@ -60,7 +59,7 @@ def submit(spec: ClusterSpec, manifests: Sequence[KubeManifest]) -> Outcome:
         if job and _deployment_status(job) not in _ENDED:
             _check_same_command(spec, job, ray_job)
             # A job that was applied by other means has no digest, and counts as unchanged.
-            applied_digest = job.get("metadata", {}).get("annotations", {}).get(_DIGEST_ANNOTATION, digest)
+            applied_digest = _annotation(job, _DIGEST_ANNOTATION) or digest
             change = "" if applied_digest == digest else ", with a different image or spec"
             print(f"{spec.name} is already running{change}; following it", flush=True)
             break
@@ -90,7 +89,7 @@ def submit(spec: ClusterSpec, manifests: Sequence[KubeManifest]) -> Outcome:
 
 def _identity(spec: ClusterSpec, manifest: KubeManifest) -> dict[str, Any]:
     """Which object an action is about, and where the results of its study are; None for a cluster without a job."""
-    storage = storage_of_entrypoint(manifest.get("spec", {}).get("entrypoint", ""))
+    storage = _annotation(manifest, STORAGE_ANNOTATION)
     return {"name": spec.name, "namespace": spec.namespace, "kind": manifest["kind"], "storage": storage}
 
 
@@ -168,21 +167,14 @@ def status(spec: ClusterSpec) -> Outcome:
     """Print the status of the job, or of the cluster without a job, and of its pods, with the reasons for waiting."""
     found = get_object("rayjob", spec.name, spec.namespace)
     if found:
-        kind, description, exit_code = "RayJob", _describe(found), None
-        status_word = "running" if _deployment_status(found) == "Running" else "pending"
-        if _deployment_status(found) in _ENDED:
-            exit_code = _end_of(spec, found).exit_code
-            status_word = status_name(exit_code)
+        kind, state = "RayJob", _job_state(spec, found)
     else:
         found = get_object("raycluster", spec.name, spec.namespace)
         if not found:
             raise UserError(f"{spec.name}: no RayJob or RayCluster of this name in namespace {spec.namespace}")
-        kind, exit_code = "RayCluster", None
-        status_word = found.get("status", {}).get("state") or "new"
-        description = f"cluster without a job, {status_word}"
-    print(f"{spec.name}: {description}")
-    summary = {**_identity(spec, {**found, "kind": kind}), "status": status_word, "exit_code": exit_code}
-    summary["details"] = description
+        kind, state = "RayCluster", _cluster_state(found)
+    print(f"{spec.name}: {state.details}")
+    summary = {**_identity(spec, {**found, "kind": kind}), **state._asdict()}
     for field in ("rayClusterName", "startTime", "endTime", "message"):
         value = found.get("status", {}).get(field)
         summary[field] = _one_line(value) if value else None
@@ -190,6 +182,27 @@ def status(spec: ClusterSpec) -> Outcome:
             print(f"  {field}: {_one_line(value)}")
     summary["pods"] = _print_pods(get_pods(spec.namespace, spec.labels))
     return Outcome(ExitCode.SUCCESS, summary)
+
+
+class _State(NamedTuple):
+    """What `status` says of a job, or of a cluster without one. The fields are those that `--json` prints."""
+
+    status: str
+    exit_code: ExitCode | None  # of a job that has ended
+    details: str
+
+
+def _job_state(spec: ClusterSpec, job: dict[str, Any]) -> _State:
+    if _deployment_status(job) in _ENDED:
+        exit_code = _end_of(spec, job).exit_code
+        return _State(status_name(exit_code), exit_code, _describe(job))
+    word = "running" if _deployment_status(job) == "Running" else "pending"
+    return _State(word, None, _describe(job))
+
+
+def _cluster_state(cluster: dict[str, Any]) -> _State:
+    word = cluster.get("status", {}).get("state") or "new"
+    return _State(word, None, f"cluster without a job, {word}")
 
 
 def _print_pods(pods: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -363,6 +376,12 @@ def _describe(job: dict[str, Any]) -> str:
     if job_status.get("failed"):
         parts.append(f"{job_status['failed']} attempts failed")
     return ", ".join(parts)
+
+
+def _annotation(found: KubeManifest, name: str) -> str | None:
+    """An annotation of this project; None on an object that was not made by `render`."""
+    value = (found.get("metadata", {}).get("annotations") or {}).get(name)
+    return None if value is None else str(value)
 
 
 def _one_line(text: Any) -> str:

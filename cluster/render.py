@@ -11,9 +11,16 @@ import yaml
 
 from pos2distill.node_pools import POOLS_LABEL, SAMPLING, TRAINING, Pool
 
-from .entrypoint import make_entrypoint
+from .entrypoint import job_storage, make_entrypoint
 from .job_command import JobCommand
-from .names import ELASTIC_ANNOTATION, GROUP_LABEL, MARKET_LABEL, NODE_TYPE_LABEL, QUEUE_LABEL
+from .names import (
+    ELASTIC_ANNOTATION,
+    GROUP_LABEL,
+    MARKET_LABEL,
+    NODE_TYPE_LABEL,
+    QUEUE_LABEL,
+    STORAGE_ANNOTATION,
+)
 from .network import EgressRule
 from .nodes import NodeSection, quantity_bytes
 from .pods import (
@@ -46,14 +53,11 @@ def render(spec: ClusterSpec, job: JobCommand | None = None) -> list[KubeManifes
     """
     manifests = _companions(spec)
     if job is None:
-        manifests.append(ray_cluster(spec, node_disks(spec)))
+        manifests.append(ray_cluster(spec))
     else:
-        entrypoint = make_entrypoint(spec, job)
-        check_gpu_memory(spec, job)
-        disks = node_disks(spec, job.recipe, job.storage)
         if job.own_recipe is not None:
             manifests.append(recipe_map(spec, job.own_recipe))
-        manifests.append(ray_job(spec, entrypoint, disks, job.own_recipe))
+        manifests.append(ray_job(spec, job))
     return manifests
 
 
@@ -88,19 +92,21 @@ def recipe_map(spec: ClusterSpec, recipe: RecipeFile) -> KubeManifest:
     }
 
 
-def ray_job(spec: ClusterSpec, entrypoint: str, disks: Disks, own: RecipeFile | None = None) -> KubeManifest:
+def ray_job(spec: ClusterSpec, job: JobCommand) -> KubeManifest:
     """The job and its cluster.
 
     KubeRay's fault tolerance of the head is not used, because it does not survive a retry of the job. A retry starts a
     new cluster, and the study resumes from its storage.
-
-    Args:
-        disks: what `node_disks` returns. own: the user's recipe, which the head mounts.
     """
+    entrypoint = make_entrypoint(spec, job)
+    check_gpu_memory(spec, job)
+    disks = node_disks(spec, job.recipe, job.storage)
+    metadata = _queued_metadata(spec)
+    metadata.setdefault("annotations", {})[STORAGE_ANNOTATION] = job_storage(spec, job)
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
-        "metadata": _queued_metadata(spec),
+        "metadata": metadata,
         "spec": {
             "entrypoint": entrypoint,
             "submissionMode": "K8sJobMode",
@@ -111,18 +117,18 @@ def ray_job(spec: ClusterSpec, entrypoint: str, disks: Disks, own: RecipeFile | 
             "backoffLimit": spec.job.backoff_limit,
             "submitterConfig": {"backoffLimit": SUBMITTER_RETRIES},
             "submitterPodTemplate": submitter_template(spec, entrypoint),
-            "rayClusterSpec": cluster_spec(spec, disks, own),
+            "rayClusterSpec": cluster_spec(spec, disks, job.own_recipe),
         },
     }
 
 
-def ray_cluster(spec: ClusterSpec, disks: Disks) -> KubeManifest:
+def ray_cluster(spec: ClusterSpec) -> KubeManifest:
     """A cluster without a job. It runs until it is deleted."""
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayCluster",
         "metadata": _queued_metadata(spec),
-        "spec": cluster_spec(spec, disks),
+        "spec": cluster_spec(spec, node_disks(spec)),
     }
 
 

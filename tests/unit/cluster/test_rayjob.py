@@ -25,10 +25,11 @@ from scripts.render_presets import PRESETS, RENDERED
 from tests.support.paths import PROJECT
 
 WORDS = ["gke", "nq_mistral_7b", "data.path=gs://bucket/nq.jsonl.gz", "runtime.trainers.workers=8"]
+STORAGE = "gs://my-bucket/runs/nq_mistral_7b"
 ENTRYPOINT = (
     "env --chdir=/opt/pos2distill POS2DISTILL_JOB_DASHBOARD=http://127.0.0.1:8265 "
     "python run.py study nq_mistral_7b data.path=gs://bucket/nq.jsonl.gz runtime.trainers.workers=8 "
-    "runtime.storage=gs://my-bucket/runs/nq_mistral_7b"
+    f"runtime.storage={STORAGE}"
 )
 
 # Replies to each `VERB KIND` with the next entry of its list, and repeats the last one. kubectl runs concurrently for
@@ -59,7 +60,7 @@ LABELS = {"app.kubernetes.io/part-of": "pos2distill", "app.kubernetes.io/instanc
 
 def job(stage: str = "", entrypoint: str = ENTRYPOINT, **status: Any) -> Reply:
     state = {"jobDeploymentStatus": stage, **status}
-    metadata = {"name": "nq-mistral", "labels": LABELS}
+    metadata = {"name": "nq-mistral", "labels": LABELS, "annotations": {"pos2distill/storage": STORAGE}}
     found = {"kind": "RayJob", "metadata": metadata, "spec": {"entrypoint": entrypoint}, "status": state}
     return {"out": json.dumps(found)}
 
@@ -310,7 +311,7 @@ def test_submit_runs_another_command_with_its_gate(
     created = yaml.safe_load(next(text for words, text in calls() if words[0] == "create"))
     flags = "--fail-if-gap-above=5 --fail-if-drop-above=2 --baseline=gs://bucket/base"
     assert created["spec"]["entrypoint"] == f"{ENTRYPOINT.replace(' study ', ' evaluate ')} {flags}"
-    assert json.loads(capsys.readouterr().out)["storage"] == "gs://my-bucket/runs/nq_mistral_7b"
+    assert json.loads(capsys.readouterr().out)["storage"] == STORAGE
 
 
 def test_submit_and_status_report_a_gate_that_failed(
@@ -767,7 +768,7 @@ IDENTITY = {
     "name": "nq-mistral",
     "namespace": "pos2distill",
     "kind": "RayJob",
-    "storage": "gs://my-bucket/runs/nq_mistral_7b",
+    "storage": STORAGE,
 }
 
 
@@ -867,24 +868,17 @@ def test_status_prints_json_alone(
     assert "pods of sampling: 2 Pending" in printed.err
 
 
-@pytest.mark.parametrize(
-    ("entrypoint", "storage"),
-    [
-        ("""bash -c "it's\"""", None),
-        ("bash -c it's", None),
-        ("python run.py study nq runtime.storage=gs://b/first runtime.storage=gs://b/last", "gs://b/last"),
-    ],
-)
-def test_status_reads_the_storage_of_any_command(
+@pytest.mark.parametrize("annotations", [None, {}, {"owner": "ann"}])
+def test_status_of_a_job_that_was_applied_by_other_means(
     kubectl: Callable[..., Callable[[], list[Any]]],
     capfd: pytest.CaptureFixture[str],
-    entrypoint: str,
-    storage: str | None,
+    annotations: dict[str, str] | None,
 ) -> None:
-    """A job may have been applied by other means, with a command that `shlex` cannot split."""
-    kubectl({"get rayjob": [job("Running", entrypoint)], "get pods": [{"out": NO_PODS}]})
+    found = json.loads(RUNNING["out"])
+    found["metadata"]["annotations"] = annotations
+    kubectl({"get rayjob": [{"out": json.dumps(found)}], "get pods": [{"out": NO_PODS}]})
     assert command_line.main(["cluster", "status", "gke", "--json"]) == 0
-    assert json.loads(capfd.readouterr().out)["storage"] == storage
+    assert json.loads(capfd.readouterr().out)["storage"] is None
 
 
 def test_status_prints_json_of_a_cluster_without_a_job(

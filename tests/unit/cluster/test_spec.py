@@ -6,7 +6,7 @@ import fsspec
 import pytest
 import yaml
 
-from cluster.entrypoint import make_entrypoint, storage_of_entrypoint
+from cluster.entrypoint import make_entrypoint
 from cluster.job_command import load_job
 from cluster.render import render
 from cluster.sections import READABLE
@@ -402,21 +402,6 @@ def test_make_entrypoint_quotes_for_a_shell(load: Callable[..., ClusterSpec]) ->
 def test_make_entrypoint_keeps_the_storage_of_an_override(load: Callable[..., ClusterSpec]) -> None:
     made = make_entrypoint(load(), load_job("quickstart", ["runtime.storage=s3://other/run"]))
     assert made.endswith(" quickstart runtime.storage=s3://other/run")
-
-
-@pytest.mark.parametrize(
-    ("entrypoint", "storage"),
-    [
-        ("env --chdir=/p A=b python run.py study quickstart 'runtime.storage=s3://b/a b'", "s3://b/a b"),
-        ("python run.py study quickstart", None),
-        ("python run.py evaluate q runtime.storage=s3://b/x --fail-if-gap-above=2 --baseline=s3://b/y", "s3://b/x"),
-        ("python run.py 'runtime.storage=s3://b", None),
-        ("python run.py runtime.storage=[", None),
-        ("env X=[ python run.py study quickstart runtime.storage=s3://b/x", "s3://b/x"),
-    ],
-)
-def test_storage_of_entrypoint(entrypoint: str, storage: str | None) -> None:
-    assert storage_of_entrypoint(entrypoint) == storage
 
 
 @pytest.mark.parametrize("scheme", READABLE)
