@@ -17,8 +17,8 @@ _UNSCALED = frozenset({"default", "llama3", "longrope"})
 def check_against_model(study: Study) -> None:
     """Refuse settings that the model's config contradicts."""
     # Imported where needed: torch and transformers take longer to import than a cached study takes to show.
+    from pos2distill.models.check_rope import check_inference, require_position_room
     from pos2distill.models.load import context_length, load_config
-    from pos2distill.models.rope.check import check_inference, require_position_room
 
     config = load_config(study.model)
     text_config = config.get_text_config()

@@ -18,7 +18,7 @@ from transformers import (
 from pos2distill.config import ModelSection
 from pos2distill.config.inference import InferenceSection
 from pos2distill.errors import UserError
-from pos2distill.models.rope.check import check_inference
+from pos2distill.models.check_rope import check_inference
 from pos2distill.models.rope.curves import CONFIG_KEY
 from pos2distill.models.rope.layer_scales import resolve_scales
 from tests.support.models import HEADS, SMALL

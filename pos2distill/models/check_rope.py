@@ -6,6 +6,7 @@ from typing import Any
 from pos2distill.config import ModelSection
 from pos2distill.config.inference import InferenceSection
 from pos2distill.errors import UserError
+from pos2distill.models.load import context_length, empty_model, load_config
 from pos2distill.models.rope.attention_buckets import use_bases
 from pos2distill.models.rope.curves import CONFIG_KEY
 from pos2distill.models.rope.layer_scales import resolve_scales, rope_types, scale_layers
@@ -26,9 +27,6 @@ def check_inference(model: ModelSection, inference: InferenceSection) -> None:
     Raises:
         UserError: with what the model lacks.
     """
-    # Imported here, because loading a model applies the methods of this package.
-    from pos2distill.models.load import empty_model, load_config
-
     stored = resolve_scales((), load_config(model), model.path)
     changes = inference.spec.changes
     if changes in ("nothing", "order") and not stored:
@@ -66,9 +64,6 @@ def require_position_room(model: ModelSection, config: Any, factor: float) -> No
     Raises:
         UserError: with the context that leaves room.
     """
-    # Imported here, because loading a model applies the methods of this package.
-    from pos2distill.models.load import context_length
-
     factor /= min(resolve_scales(model.rope_scales, config, model.path), default=1.0)
     text_config = config.get_text_config()
     limits = (getattr(text_config, "max_position_embeddings", None), longest_with_fixed_rope(text_config))
@@ -114,8 +109,6 @@ def _require_changed_layer(config: Any, first_layer: int, shown: str) -> None:
 
 def _require_no_short_window(config: Any, model: ModelSection) -> None:
     """Refuse layers that do not see the whole prompt: heads are ranked by their attention to all of it."""
-    from pos2distill.models.load import context_length
-
     window = getattr(config.get_text_config(), "sliding_window", None)
     if window and window < context_length(model):
         raise UserError(
