@@ -41,7 +41,7 @@ class JobCommand:
         Named as the sections of `runtime`.
         """
         samples = self.command in ("study", "sample", "distill")
-        analyses = self.command in ("study", "analyse") and study.analysis is not None
+        analyses = self.command in ("study", "analyze") and study.analysis is not None
         pools = set()
         if study.model.engine != "openai" and self.command != "report":  # a server answers by itself
             pools.add("samplers")

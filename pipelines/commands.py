@@ -74,7 +74,7 @@ def plan_command(recipe: Recipe, command: str) -> list[Cell]:
         raise UserError(
             f"{recipe.name}: is a sweep of several studies; this command takes one study (study and report take sweeps)"
         )
-    return _make_cells(_with_analysis(recipe) if command == "analyse" else recipe)
+    return _make_cells(_with_analysis(recipe) if command == "analyze" else recipe)
 
 
 def run_study(recipe: Recipe, cells: Sequence[Cell]) -> None:
@@ -139,12 +139,12 @@ def run_evaluate(
     return list(evaluations.values())
 
 
-def run_analyse(recipe: Recipe, cells: Sequence[Cell]) -> None:
+def run_analyze(recipe: Recipe, cells: Sequence[Cell]) -> None:
     """Why answers differ by position: of the base model and, once there is a checkpoint, of the distilled one."""
     (cell,) = cells
-    _check(cells, "analyse")
+    _check(cells, "analyze")
     with driver_lease(recipe) as lease:
-        _run(cell, "analyse", lease)
+        _run(cell, "analyze", lease)
         analyses = read_analyses(cell.plan)
         write_analysis(cell.recipe, analyses)
     for model, analysis in analyses.items():
@@ -256,7 +256,7 @@ def command_summary(recipe: Recipe, command: str, cells: Sequence[Cell]) -> dict
 COMMANDS = {
     "study": Command(lambda plan: plan.stages, run_study, takes_sweeps=True),
     "evaluate": Command(lambda plan: plan.stages_for_evaluate, run_evaluate),
-    "analyse": Command(lambda plan: plan.stages_for_analyse, run_analyse),
+    "analyze": Command(lambda plan: plan.stages_for_analyze, run_analyze),
     "sample": Command(lambda plan: plan.stages_for_sample, run_sample),
     "distill": Command(lambda plan: plan.stages_for_distill, run_distill, require=_require_samples),
     "report": Command(

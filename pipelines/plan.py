@@ -15,7 +15,7 @@ from pos2distill.models.files import model_digest, with_commit
 from pos2distill.tasks.data_files import file_digest
 from pos2distill.urls import storage_errors
 
-from .stages import analyse, choose_slot, distill, evaluate, prepare, sample, search_scales
+from .stages import analyze, choose_slot, distill, evaluate, prepare, sample, search_scales
 from .stages.plan_context import PlanContext
 from .stages.stage import Digests, Input, Stage
 
@@ -55,8 +55,8 @@ class Plan:
     evaluate_base: Stage
     rounds: Sequence[Round]
     evaluate_distilled: Stage
-    analyse_base: Stage | None
-    analyse_distilled: Stage | None
+    analyze_base: Stage | None
+    analyze_distilled: Stage | None
     other_tasks: Mapping[str, TaskPlan]
     fingerprint: str
 
@@ -88,7 +88,7 @@ class Plan:
         stages += self._rounds
         stages += [self.evaluate_distilled, *(task.evaluate_distilled for task in others)]
         # Last, so that no other result waits for them.
-        stages += [stage for stage in (self.analyse_base, self.analyse_distilled) if stage is not None]
+        stages += [stage for stage in (self.analyze_base, self.analyze_distilled) if stage is not None]
         return stages
 
     @property
@@ -105,15 +105,15 @@ class Plan:
         return stages
 
     @property
-    def stages_for_analyse(self) -> list[Stage]:
-        """The stages of the command `analyse`; none without the section. The distilled model's too, if there is one."""
-        if self.analyse_base is None or self.analyse_distilled is None:
+    def stages_for_analyze(self) -> list[Stage]:
+        """The stages of the command `analyze`; none without the section. The distilled model's too, if there is one."""
+        if self.analyze_base is None or self.analyze_distilled is None:
             return []
-        used = (*self._measurements_for(self.evaluate_base), *self._measurements_for(self.analyse_base))
+        used = (*self._measurements_for(self.evaluate_base), *self._measurements_for(self.analyze_base))
         measurements = [stage for stage in self.measurements if stage in used]
-        stages = [self.prepare, *measurements, self.evaluate_base, self.analyse_base]
+        stages = [self.prepare, *measurements, self.evaluate_base, self.analyze_base]
         if self.distill.artifact.is_finished:
-            stages += [self.evaluate_distilled, self.analyse_distilled]
+            stages += [self.evaluate_distilled, self.analyze_distilled]
         return stages
 
     @property
@@ -221,10 +221,10 @@ def _make_plan(recipe: Recipe, context: PlanContext, first_sample: Stage) -> Pla
     distill_stage = rounds[-1].distill
     evaluate_base = evaluate.plan(context)
     evaluate_distilled = evaluate.plan(context, distill=distill_stage)
-    analyse_base = analyse_distilled = None
+    analyze_base = analyze_distilled = None
     if study.analysis is not None:
-        analyse_base = analyse.plan(context, evaluate_base)
-        analyse_distilled = analyse.plan(context, evaluate_distilled, distill=distill_stage, base_analysis=analyse_base)
+        analyze_base = analyze.plan(context, evaluate_base)
+        analyze_distilled = analyze.plan(context, evaluate_distilled, distill=distill_stage, base_analysis=analyze_base)
     other_tasks = {}
     for name, other in recipe.other_tasks.items():
         with prepare.prefix_task_errors(name):
@@ -238,10 +238,10 @@ def _make_plan(recipe: Recipe, context: PlanContext, first_sample: Stage) -> Pla
         evaluate_base=evaluate_base,
         rounds=rounds,
         evaluate_distilled=evaluate_distilled,
-        analyse_base=analyse_base,
-        analyse_distilled=analyse_distilled,
+        analyze_base=analyze_base,
+        analyze_distilled=analyze_distilled,
         other_tasks=other_tasks,
-        fingerprint=_report_fingerprint(study, evaluate_base, evaluate_distilled, analyse_distilled, other_tasks),
+        fingerprint=_report_fingerprint(study, evaluate_base, evaluate_distilled, analyze_distilled, other_tasks),
     )
 
 
@@ -249,13 +249,13 @@ def _report_fingerprint(
     study: Study,
     evaluate_base: Stage,
     evaluate_distilled: Stage,
-    analyse_distilled: Stage | None,
+    analyze_distilled: Stage | None,
     other_tasks: Mapping[str, TaskPlan],
 ) -> str:
     # The fingerprint of a distilled evaluation covers the checkpoint, and with it the stages before.
     shown: list[Any] = [evaluate_base.fingerprint, evaluate_distilled.fingerprint]
-    if analyse_distilled is not None:
-        shown.append(analyse_distilled.fingerprint)
+    if analyze_distilled is not None:
+        shown.append(analyze_distilled.fingerprint)
     for task in other_tasks.values():
         shown += [task.evaluate_distilled.fingerprint, task.study.evaluation.bootstrap_samples]
     # Only where they are used; otherwise they would change fingerprints without changing a report.

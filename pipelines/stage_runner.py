@@ -21,7 +21,7 @@ from .executors.leased import LeasedExecutor
 from .plan import Plan
 from .provenance import Provenance, record_provenance
 from .stages.stage import RunContext, Stage
-from .terminal import summarise_manifest
+from .terminal import summarize_manifest
 
 
 def run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage], lease: Lease) -> None:
@@ -65,7 +65,7 @@ def _show(stage: Stage, duration: str, manifest: Manifest | None) -> None:
     """Print the line of a finished stage, and what its counts warn of."""
     if manifest is None:  # samples that a cached checkpoint does not need
         return
-    print(f"{stage.name:<18}  {duration}  {summarise_manifest(manifest)}", flush=True)
+    print(f"{stage.name:<18}  {duration}  {summarize_manifest(manifest)}", flush=True)
     for warning in count_warnings(manifest.counts):
         warn(f"{stage.name}: {warning}")
 

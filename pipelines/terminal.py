@@ -116,7 +116,7 @@ def print_paths(**paths: str) -> None:
         print(f"{name:<10}  {path}")
 
 
-def summarise_manifest(manifest: Manifest) -> str:
+def summarize_manifest(manifest: Manifest) -> str:
     """The result of a stage in a line: the scales that it found, the slots that it chose, or its counts."""
     details = manifest.details
     # Only the stages `search scales` and `choose slot` have these details, which say more than their counts.

@@ -40,7 +40,7 @@ def remove(fs: fsspec.AbstractFileSystem, path: str) -> None:
     """
     escaped = glob.escape(path)
     if isinstance(fs, AsyncFileSystem) and path != escaped:
-        # To match a pattern, an object store would be asked for all neighbours of the folder.
+        # To match a pattern, an object store would be asked for all neighbors of the folder.
         for file in _files(fs, path):
             fs.rm_file(file)
         return

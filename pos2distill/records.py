@@ -224,7 +224,7 @@ PASSES_SCHEMA = pa.schema(
 def sample_ids(example_ids: Sequence[str], per_example: int) -> list[str]:
     """The ids that samples are stored under: those of the examples, or with several samples each `ID@0`, `ID@1`, …
 
-    Those of one example are neighbours. So sample i is number `i % per_example` of example `i // per_example`.
+    Those of one example are neighbors. So sample i is number `i % per_example` of example `i // per_example`.
     """
     if per_example == 1:
         return list(example_ids)

@@ -2,7 +2,7 @@
 
 Three things give a secret away: the format of a provider, which the rules of Kingfisher (MongoDB) know; credentials in
 a URL; and the name that a value has. A random string without any of these, such as a hexadecimal key in a variable
-called NOTE, is not recognised: a commit or a checksum looks the same.
+called NOTE, is not recognized: a commit or a checksum looks the same.
 """
 
 import functools

@@ -57,7 +57,7 @@ def take(browser: Browser, page_path: Path, shot: Shot) -> bytes:
 
 
 def compress(data: bytes) -> bytes:
-    """The picture in 128 colours, which are enough for a page of text and lines."""
+    """The picture in 128 colors, which are enough for a page of text and lines."""
     buffer = io.BytesIO()
     Image.open(io.BytesIO(data)).convert("RGB").quantize(128).save(buffer, "PNG", optimize=True)
     return buffer.getvalue()

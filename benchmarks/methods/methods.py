@@ -28,7 +28,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from benchmarks.methods.rows import Run, draw, print_table, summarise
+from benchmarks.methods.rows import Run, draw, print_table, summarize
 from benchmarks.methods.tables import SEEDS, TABLES, Table, Variant
 from pipelines.commands import plan_command, run_evaluate, run_study
 from pipelines.provenance import read_provenance
@@ -139,7 +139,7 @@ def write_report(name: str, table: Table, runs: dict[str, list[Run]], output: Pa
         # A base that is asked for may come after runs that the report had.
         if variant.name in runs and variant.base in runs:
             made = {"settings": list(variant.settings), "base": variant.base}
-            rows[variant.name] = {**made, **summarise(runs[variant.name], runs[variant.base][0])}
+            rows[variant.name] = {**made, **summarize(runs[variant.name], runs[variant.base][0])}
     report = {"recipe": table.recipe, "common": table.common, "variants": rows}
     (output / f"methods_{name}.json").write_text(json.dumps(report, indent=1) + "\n")
     draw(rows, output / f"methods_{name}.png")

@@ -61,7 +61,7 @@ def accuracies(runs: Sequence[Run], base: Run) -> dict[str, Any]:
     }
 
 
-def summarise(runs: Sequence[Run], base: Run) -> dict[str, Any]:
+def summarize(runs: Sequence[Run], base: Run) -> dict[str, Any]:
     """One line of the table: `accuracies`, times and the runs themselves."""
     seconds_per_answer = float(np.mean([run.seconds_per_answer for run in runs]))
     return {

@@ -93,7 +93,7 @@ def _peak_bytes(pid: int) -> int:
     return 1024 * int(status["VmHWM"].split()[0])
 
 
-def summarise(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def summarize(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """For each case its speed, also relative to the first, its memory, and how many answers equal the first case's."""
     first = next(iter(results.values()))
     return {
@@ -138,7 +138,7 @@ def main() -> None:
         "documents": DOCUMENTS,
         "prompts": some["prompts"],
         "tokens": some["tokens"],
-        "summary": summarise(results),
+        "summary": summarize(results),
     }
     (options.output / "engines_cpu.json").write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report["summary"], indent=1))

@@ -158,7 +158,7 @@ def check_losses(results: Mapping[str, Mapping[str, float]]) -> None:
             raise AssertionError(f"{name}: expected a loss of {expected}, got {result['loss']}")
 
 
-def summarise(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def summarize(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Tokens per second of each variant, and its time and memory as ratios to the first."""
     first = next(iter(results.values()))
     first_R = np.asarray(first["seconds_by_round"])
@@ -211,7 +211,7 @@ def main() -> None:
         "problem": PROBLEM,
         "product_gflops": product_rates(),
         "results": results,
-        "summary": summarise(results),
+        "summary": summarize(results),
     }
     report |= circumstances("torch", "transformers")
     options.output.write_text(json.dumps(report, indent=2) + "\n")

@@ -83,10 +83,10 @@ SCENARIOS = {
         80, (0.1, -1.5, -1.2, -0.9, -0.7), (3.5, 3.5, 2.0, 3.5, 3.5)
     ),
     "one good slot, 60 x 5, nearly all wrong": Scenario(60, (-1.8,) + (-3.5,) * 4, (-1.0, -2.5, -3.5, -3.0, -2.0)),
-    # Answers at neighbouring slots are alike, as those of real models are.
-    "flat, 100 x 5, neighbours alike": Scenario(100, (0.5,) * 5, (0.8,) * 5, alike=0.9),
-    "flat, 100 x 15, neighbours alike": Scenario(100, (0.5,) * 15, (0.8,) * 15, alike=0.9),
-    "lost in the middle, 80 x 5, neighbours alike": Scenario(
+    # Answers at neighboring slots are alike, as those of real models are.
+    "flat, 100 x 5, neighbors alike": Scenario(100, (0.5,) * 5, (0.8,) * 5, alike=0.9),
+    "flat, 100 x 15, neighbors alike": Scenario(100, (0.5,) * 15, (0.8,) * 15, alike=0.9),
+    "lost in the middle, 80 x 5, neighbors alike": Scenario(
         80, (0.1, -1.5, -1.2, -0.9, -0.7), (0.1, -0.7, -0.8, -0.2, 0.3), alike=0.7
     ),
     # If one slot is answered independently of the others, and these are alike, the test of position errs more often:
@@ -244,7 +244,7 @@ def _contains(interval: tuple[float, float], value: float) -> float:
     return float(interval[0] - _FLAT <= value <= interval[1] + _FLAT)
 
 
-def summarise(scenario: Scenario, results: list[dict[str, float]]) -> dict[str, float]:
+def summarize(scenario: Scenario, results: list[dict[str, float]]) -> dict[str, float]:
     """Means over the simulated studies, beside the true values."""
     summary = {name: float(np.mean([result[name] for result in results])) for name in results[0]}
     summary["true GAP"] = float(np.ptp(scenario.accuracies(scenario.base)))
@@ -273,7 +273,7 @@ def table(summaries: Mapping[str, Mapping[str, float]]) -> str:
 
 def simulate_scenario(name: str, studies: int) -> dict[str, float]:
     """The summary of a scenario's studies."""
-    return summarise(SCENARIOS[name], [simulate(SCENARIOS[name], seed) for seed in tqdm(range(studies), desc=name)])
+    return summarize(SCENARIOS[name], [simulate(SCENARIOS[name], seed) for seed in tqdm(range(studies), desc=name)])
 
 
 def add_to_report(output: Path, names: Sequence[str], studies: int) -> None:

@@ -30,7 +30,7 @@ from pos2distill.store.samples import SampleStore
 REPORT = Path(__file__).with_suffix(".json")
 _PERIOD_SECONDS = 5.0
 
-# Processes are recognised by a part of their title, as set by Ray 2.60.
+# Processes are recognized by a part of their title, as set by Ray 2.60.
 _TITLES = {
     "train worker": "RayTrainWorker",
     "train controller": "TrainController",

@@ -1,8 +1,8 @@
-"""What does each optimisation of the training step save? Run:
+"""What does each optimization of the training step save? Run:
 
   python -m benchmarks.train_step.changes [--device cuda] [--repetitions 5]
 
-Each optimisation is removed alone from the step that has all of them. The same is measured for torch.compile, which the
+Each optimization is removed alone from the step that has all of them. The same is measured for torch.compile, which the
 step does not use. One process runs all steps in turn and compares their losses; memory is measured in one process for
 each step. The model has fewer layers than that of `train_step`, since all steps are in memory together.
 """

@@ -185,14 +185,14 @@ def measure_memories(names: Sequence[str], folder: str, options: argparse.Namesp
 
 
 def over_ours(
-    seconds: Sequence[Mapping[str, Sequence[float]]], summarise: Callable[[Sequence[float]], float]
+    seconds: Sequence[Mapping[str, Sequence[float]]], summarize: Callable[[Sequence[float]], float]
 ) -> dict[str, float]:
     """Each variant's time over that of `ours` in the same group."""
     ratios = {}
     for group in seconds:
-        ours = summarise(group["ours"])
+        ours = summarize(group["ours"])
         for name, times in group.items():
-            ratios[name] = summarise(times) / ours
+            ratios[name] = summarize(times) / ours
     return ratios
 
 

@@ -26,7 +26,7 @@ _DNS_PORT = 53
 
 
 def kind_is_rendered(manifest: Fields) -> Iterator[Violation]:
-    """This project renders seven kinds; another kind with its label is misspelt."""
+    """This project renders seven kinds; another kind with its label is misspelled."""
     kind, api_version = manifest.text("kind"), manifest.text("apiVersion")
     if kind not in API_VERSIONS:
         yield manifest.violation(

@@ -293,8 +293,8 @@ def idle_nodes_stay_a_while(manifest: Fields) -> Iterator[Violation]:
 
 def _serves(group: Fields, pool: Pool) -> bool:
     """Whether a group is meant for a pool: it has the pool's resource, or the label that only training has."""
-    is_labelled = pool is TRAINING and group.mapping("labels").get(pool.label) == pool.value
-    return is_labelled or pool.resource in group.mapping("resources")
+    is_labeled = pool is TRAINING and group.mapping("labels").get(pool.label) == pool.value
+    return is_labeled or pool.resource in group.mapping("resources")
 
 
 def _gpu_violation(node: Fields, message: str) -> Violation:

@@ -1,6 +1,6 @@
 """The types of fields, as JSON schemas: complete for the small kinds that are rendered, partial for KubeRay's.
 
-The partial ones name the fields that the other rules read, allow all others, and so find no misspelt names. KubeRay's
+The partial ones name the fields that the other rules read, allow all others, and so find no misspelled names. KubeRay's
 own schemas (`--crds`) are checked in addition to them.
 Source: the API reference of Kubernetes 1.34 and the CRDs of KubeRay 1.7.0.
 """

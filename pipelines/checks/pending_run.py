@@ -35,7 +35,7 @@ class PendingRun:
     @property
     def analyses(self) -> bool:
         """Whether the model's answers are compared token by token."""
-        return any(stage in (self.plan.analyse_base, self.plan.analyse_distilled) for stage in self.pending)
+        return any(stage in (self.plan.analyze_base, self.plan.analyze_distilled) for stage in self.pending)
 
     @property
     def model_pools(self) -> list[str]:

@@ -48,7 +48,7 @@ def preflight(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
 
 
 def check_needs_weights(run: PendingRun) -> None:
-    """A study that can only be evaluated is not trained, sampled or analysed."""
+    """A study that can only be evaluated is not trained, sampled or analyzed."""
     evaluation = run.plan.stages_for_evaluate
     if all(stage in evaluation for stage in run.pending):
         return

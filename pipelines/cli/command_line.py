@@ -182,7 +182,7 @@ def _run(options: argparse.Namespace, remaining: list[str]) -> int:
     if options.dry_run:
         if options.json:
             raise UserError("--json: --dry-run shows the settings as YAML; leave out one of the two")
-        # Imported here, so that --help and a misspelt field are answered at once.
+        # Imported here, so that --help and a misspelled field are answered at once.
         with silent_interrupts():
             from ..dry_run import show
 
@@ -248,7 +248,7 @@ def _run_cluster(options: argparse.Namespace, words: list[str]) -> int:
 
 
 def _run_command(options: argparse.Namespace, recipe: Recipe, gate: dict[str, Any]) -> None:
-    # Imported here, so that --help and a misspelt field are answered at once.
+    # Imported here, so that --help and a misspelled field are answered at once.
     with silent_interrupts():
         from .. import commands
         from ..attempts import record_failure

@@ -17,7 +17,7 @@ _EXAMPLES = {
         "evaluate --model qwen2.5 --data questions.jsonl --base-url http://127.0.0.1:8000/v1 --documents 10",
         "evaluate nq_mistral_7b data.path=s3://bucket/nq-open-20_total_documents_gold_at_0.jsonl.gz",
     ),
-    "analyse": ("analyse quickstart", "analyse quickstart analysis.examples=30"),
+    "analyze": ("analyze quickstart", "analyze quickstart analysis.examples=30"),
     "sample": ("sample quickstart", "sample nq_mistral_7b data.path=nq.jsonl.gz runtime.samplers.max=4"),
     "distill": ("distill quickstart", "distill quickstart runtime.mode=streamed"),
     "report": ("report quickstart",),

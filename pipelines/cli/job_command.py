@@ -11,7 +11,7 @@ from .gate_options import gate_flags
 COMMAND_HELP = {
     "study": "the whole chain: evaluate, sample, distil, evaluate again, report; finished stages are skipped",
     "evaluate": "accuracy at every slot: of a recipe's base model and checkpoint if there is one, or of any --model",
-    "analyse": "why answers of a recipe's models differ by position: KL by token, recovery, attention, failed steps",
+    "analyze": "why answers of a recipe's models differ by position: KL by token, recovery, attention, failed steps",
     "sample": "advantaged responses into the sample store, with the teacher's hidden states",
     "distill": "train on the stored samples; with runtime.mode=streamed, sample what is missing at the same time",
     "report": "the HTML page and summary.json, from finished results",
@@ -30,7 +30,7 @@ def split_command(caller: str, words: list[str], *, needs_recipe: bool = True) -
     """
     first = words[0] if words else ""
     is_command = first in COMMAND_HELP
-    # The command may be left out, so a misspelt one would be read as a recipe and the recipe as a setting.
+    # The command may be left out, so a misspelled one would be read as a recipe and the recipe as a setting.
     precedes_recipe = bool(words[1:]) and (words[1] in recipe_names() or os.path.isfile(words[1]))
     if not is_command and precedes_recipe and "=" not in first:
         raise UserError(f"{caller}: {first}: no such command{did_you_mean(first, COMMAND_HELP)}")

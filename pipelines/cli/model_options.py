@@ -112,7 +112,7 @@ def recipe_of_questions(
     recipe = evaluation_recipe(model, data, overrides=overrides, **settings)
     if any(sets(override, "data.eval_examples") for override in overrides):
         return recipe
-    # Imported here, so that --help and a misspelt field are answered at once.
+    # Imported here, so that --help and a misspelled field are answered at once.
     from pos2distill.tasks.datasets import count_questions
 
     found = count_questions(recipe.study.data, max(recipe.study.prompt_lengths), DEFAULT_EXAMPLES)

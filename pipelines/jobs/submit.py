@@ -152,7 +152,7 @@ def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
             raise UserError(
                 f"evaluation.also_evaluate: {name} is not sent with the job; put it into pipelines/recipes/"
             )
-    # Without a final slash, so that `_running` recognises the same storage in both spellings.
+    # Without a final slash, so that `_running` recognizes the same storage in both spellings.
     return storage.rstrip("/")
 
 

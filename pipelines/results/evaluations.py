@@ -35,7 +35,7 @@ def write_evaluations(recipe: Recipe, plan: Plan) -> dict[str, Evaluation]:
     if scales:
         for name, content in scaled_config_files(plan.study.model, scales, searched=False).items():
             files[f"{SCALED_CONFIG_FOLDER}/{name}"] = content
-    write_folder(recipe.storage, "evaluation", files, "summary.json", _summarise(recipe, plan, evaluations))
+    write_folder(recipe.storage, "evaluation", files, "summary.json", _summarize(recipe, plan, evaluations))
     return evaluations
 
 
@@ -53,7 +53,7 @@ def _page_inputs(recipe: Recipe, plan: Plan, evaluation: Evaluation) -> Evaluati
     return EvaluationInputs(run, evaluation, results.questions())
 
 
-def _summarise(recipe: Recipe, plan: Plan, evaluations: Mapping[str, Evaluation]) -> dict[str, Any]:
+def _summarize(recipe: Recipe, plan: Plan, evaluations: Mapping[str, Evaluation]) -> dict[str, Any]:
     provenance = provenance_or_now(plan.evaluate_base.artifact, recipe, plan)
     summary: dict[str, Any] = {
         "name": recipe.name,

@@ -19,8 +19,8 @@ from pos2distill.evaluation.report import (
     render_model_card,
     render_report,
 )
-from pos2distill.evaluation.sweep import CellResult, SweepRow, render_sweep, summarise_sweep, to_rows
-from pos2distill.models.files import is_hub_name, read_licence
+from pos2distill.evaluation.sweep import CellResult, SweepRow, render_sweep, summarize_sweep, to_rows
+from pos2distill.models.files import is_hub_name, read_license
 from pos2distill.models.rope.curves import CONFIG_KEY
 from pos2distill.records import Slots
 from pos2distill.store.artifacts import Artifact
@@ -29,7 +29,7 @@ from pos2distill.store.files import write_bytes
 
 from ..plan import Cell, Plan, TaskPlan
 from ..provenance import Provenance, package_versions, read_provenance
-from ..stages.analyse import ANALYSIS, read_analysis
+from ..stages.analyze import ANALYSIS, read_analysis
 from ..stages.answers import read_predictions
 from ..stages.distill import has_adapter, read_steps
 from ..stages.evaluate import eval_specs
@@ -75,7 +75,7 @@ def make_sweep_report(recipe: Recipe, cells: Sequence[Cell]) -> list[SweepRow]:
         comparisons.update(inputs.other_tasks)
         results.append(CellResult(cell.settings, comparisons))
     files = render_sweep(recipe.name, recipe.description, results, package_versions(recipe))
-    summary = summarise_sweep(recipe.name, results)
+    summary = summarize_sweep(recipe.name, results)
     summary["fingerprint"] = fingerprint([cell.plan.fingerprint for cell in cells])
     write_folder(recipe.storage, _REPORT, files, _SUMMARY, summary)
     return to_rows(results)
@@ -84,7 +84,7 @@ def make_sweep_report(recipe: Recipe, cells: Sequence[Cell]) -> list[SweepRow]:
 def read_analyses(plan: Plan) -> dict[str, dict[str, Any]]:
     """The finished analyses by model, that of the base model first. Each with its fingerprint."""
     analyses = {}
-    for model, stage in (("base", plan.analyse_base), ("distilled", plan.analyse_distilled)):
+    for model, stage in (("base", plan.analyze_base), ("distilled", plan.analyze_distilled)):
         if stage is not None and stage.artifact.is_finished:
             analyses[model] = {**read_analysis(stage), "fingerprint": stage.fingerprint}
     return analyses
@@ -157,7 +157,7 @@ def report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
         steps=_steps(plan),
         checkpoint=model_url(plan.distill.artifact),
         base_model=study.model.path if is_hub_name(study.model.path) else None,
-        licence=read_licence(study.model),
+        license=read_license(study.model),
         artifacts={
             "base": plan.evaluate_base.artifact.folder,
             "distilled": plan.evaluate_distilled.artifact.folder,

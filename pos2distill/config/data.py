@@ -46,7 +46,7 @@ class DataSection(Section):
     )
     metric: Metric = Field(
         default_factory=_default_metric,
-        description="sub_em: the first line contains an answer, after SQuAD's normalisation; substring: the whole text "
+        description="sub_em: the first line contains an answer, after SQuAD's normalization; substring: the whole text "
         "contains an answer, in lower case, as the key-value benchmark judges; em: the text after 'The answer is:' "
         "equals an answer. Default: substring for prompt kv, em for reasoning, coc and a template that asks for 'The "
         "answer is', else sub_em",

@@ -62,7 +62,7 @@ def resolve_paths(raw: dict[str, Any]) -> None:
     if isinstance(runtime, dict) and runtime.get("storage") is None:
         runtime["storage"] = default_storage(raw.get("name"))
     for dotted, written in paths_in(raw).items():
-        _refuse_misspelt_path(dotted, written)
+        _refuse_misspelled_path(dotted, written)
         if "://" in written:
             continue
         # A shell expands no `~` inside `data.path=~/x`.
@@ -73,7 +73,7 @@ def resolve_paths(raw: dict[str, Any]) -> None:
         set_value(raw, dotted, str(Path(path).absolute()))
 
 
-def _refuse_misspelt_path(dotted: str, written: str) -> None:
+def _refuse_misspelled_path(dotted: str, written: str) -> None:
     """Refuse a path that would become a folder with an odd name, or the working directory.
 
     Raises:

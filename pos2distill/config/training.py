@@ -1,4 +1,4 @@
-"""The settings of training: how the student is optimised."""
+"""The settings of training: how the student is optimized."""
 
 from typing import Annotated, Literal
 
@@ -34,7 +34,7 @@ class LoraSection(Section):
 
 
 class TrainingSection(Section):
-    """The optimisation; the defaults are the paper's, except with adapters."""
+    """The optimization; the defaults are the paper's, except with adapters."""
 
     # First, because the default of the learning rate depends on it.
     lora: LoraSection | None = None

@@ -132,7 +132,7 @@ def _describe(error: ValidationError, root: type[Section], prefix: str = "") -> 
     """
     problems = error.errors()
     unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
-    if unknown:  # first, since a misspelt field is often the reason why another one is missing
+    if unknown:  # first, since a misspelled field is often the reason why another one is missing
         return _describe_unknown(unknown[0]["loc"], root, prefix)
     first = problems[0]
     field = _find_field(first["loc"], root)

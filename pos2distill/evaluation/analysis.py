@@ -14,21 +14,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pos2distill.config import Study
-from pos2distill.evaluation.attribution import Attribution, summarise_attribution
-from pos2distill.evaluation.chains import Chain, judge_chain, summarise_chains
+from pos2distill.evaluation.attribution import Attribution, summarize_attribution
+from pos2distill.evaluation.chains import Chain, judge_chain, summarize_chains
 from pos2distill.evaluation.statistics import Floats
-from pos2distill.evaluation.token_shift import Shift, estimate_mean, summarise_shift
+from pos2distill.evaluation.token_shift import Shift, estimate_mean, summarize_shift
 from pos2distill.records import Document, Example, Slots
 from pos2distill.tasks.permutations import arrange, evaluated_placements
 from pos2distill.tasks.thoughts import without_thought
 
 PARTS_AROUND = ("before", "after", "response")
 QUERIES = ("answer", "last_prompt_token")
-# What `summarise_analysis` returns.
+# What `summarize_analysis` returns.
 FIGURES = ("documents", "slots", "groups", "token_shift", "attention", "thought_shift", "wrong_answers")
 
 
-def summarise_analysis(
+def summarize_analysis(
     study: Study, passes: pa.Table, predictions: pa.Table, examples: Mapping[str, Example]
 ) -> dict[str, Any]:
     """The figures of one model.
@@ -71,7 +71,7 @@ def _token_shift(passes: pa.Table, seed: int) -> dict[str, Any]:
     for row in passes.select(["slots", "placement_slots", "kl", "agrees"]).to_pylist():
         trivial = [slots != row["slots"] for slots in row["placement_slots"]]
         shifts.append(Shift(np.asarray(row["kl"], np.float64), np.asarray(row["agrees"], bool), np.asarray(trivial)))
-    return summarise_shift(shifts, seed=seed)
+    return summarize_shift(shifts, seed=seed)
 
 
 def _attention(passes: pa.Table, documents: int, seed: int) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def _thought_shift(study: Study, predictions: pa.Table, examples: Mapping[str, E
             chains.append((example.example_id, prediction["group"], chain))
     if not chains:
         return _skipped("documents cannot be distinguished in a chain: titles of a prompt are missing or equal")
-    summary = summarise_chains(chains, documents=study.data.documents, seed=study.evaluation.seed)
+    summary = summarize_chains(chains, documents=study.data.documents, seed=study.evaluation.seed)
     return {"documents_named_by": by, "left_out_for_equal_titles": ambiguous, **summary}
 
 
@@ -147,7 +147,7 @@ def _wrong_answers(study: Study, predictions: pa.Table, examples: Mapping[str, E
             continue
         holding = Attribution(example.question, study.data.metric, shown)(prediction["text"])
         wrong.append((tuple(prediction["slots"]), holding))
-    return {"answers": len(predictions), **summarise_attribution(wrong, documents=study.data.documents)}
+    return {"answers": len(predictions), **summarize_attribution(wrong, documents=study.data.documents)}
 
 
 def _shown(

@@ -66,7 +66,7 @@ def _thought_shift_chart(analyses: Analyses) -> Spec:
             for order, step in enumerate(STEPS):
                 row = {"chains": f"{group}, {_MODELS[model]}", "step": step, "order": order}
                 rows.append(row | _estimate_values(ratios[step]))
-    # Not the first two colours, which mean before and after.
+    # Not the first two colors, which mean before and after.
     color: Spec = {"field": "step", "type": "nominal", "title": "first failed step"}
     color |= {"scale": {"domain": ["", " ", *STEPS]}, "legend": {"orient": "top", "values": list(STEPS), "columns": 2}}
     x: Spec = {"field": "value", "type": "quantitative", "title": "chains", "scale": {"domain": [0, 1]}}
@@ -124,7 +124,7 @@ _CHARTS = {
 
 
 def _concat(description: str, panels: Sequence[Spec]) -> Spec:
-    # Colours mean models in some panels and values in others.
+    # Colors mean models in some panels and values in others.
     resolve = {"scale": {"color": "independent", "shape": "independent"}}
     return {"description": description, "concat": list(panels), "columns": 2, "resolve": resolve}
 
@@ -147,7 +147,7 @@ def _estimates_panel(analysis: Mapping[str, Any], estimates: Mapping[str, Sequen
     x = _placements_axis(analysis)
     interval = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
     value = {"y": {**y, "field": "value"}}
-    # Two shapes, since colours alone do not distinguish the models for everyone.
+    # Two shapes, since colors alone do not distinguish the models for everyone.
     points: Spec = {"mark": {"type": "point", "filled": True, "size": 70, "opacity": 1}}
     tooltip = [{"field": "model"}, {"field": "position"}, *_estimate_tooltip(y["title"])]
     points["encoding"] = value | {"shape": color, "tooltip": tooltip}
@@ -183,7 +183,7 @@ def _heat_panels(analysis: Mapping[str, Any], tables: Mapping[str, Any], *, colu
         column, value: titles of the columns and of the values.
     """
     highest = max(max(row) for table in tables.values() for row in table)
-    # One range of colours for all models, so that they can be compared.
+    # One range of colors for all models, so that they can be compared.
     scale = {"domain": [0, highest or 1], "scheme": "viridis"}
     color: Spec = {"field": "value", "type": "quantitative", "scale": scale}
     color["legend"] = {"orient": "bottom", "title": value}

@@ -1,6 +1,6 @@
 """Wrong-answer attribution: which document of the prompt holds the wrong answer that was given.
 
-An answer is reduced to its words that are not in the question, after SQuAD's normalisation: "The code of Misty Wolf is
+An answer is reduced to its words that are not in the question, after SQuAD's normalization: "The code of Misty Wolf is
 12 96 .", as an answer to "what is the code of Misty Wolf ?", becomes "12 96". A document holds the answer if its title
 and text contain all of these words. The rule compares words, so no document holds a paraphrased answer.
 """
@@ -34,7 +34,7 @@ class Attribution:
         return [index for index, words in enumerate(self.words) if said and said <= words]
 
 
-def summarise_attribution(wrong: Sequence[tuple[Sequence[int], Sequence[int]]], *, documents: int) -> dict[str, Any]:
+def summarize_attribution(wrong: Sequence[tuple[Sequence[int], Sequence[int]]], *, documents: int) -> dict[str, Any]:
     """The figures of `wrong_answers` in analysis.json.
 
     Args:

@@ -2,7 +2,7 @@
 
 A chain must name the documents that it uses: by their numbers, as the wording `coc` asks for (`[3]`), or by their
 titles, if all documents of its prompt have different ones. Source: arXiv:2508.15709, "thought-shifting", whose table
-gives the ratio of failed steps by group of placements; how a failure is recognised is ours.
+gives the ratio of failed steps by group of placements; how a failure is recognized is ours.
 """
 
 import re
@@ -79,7 +79,7 @@ def judge_chain(
     return Chain(failed, correct, None, len(seen))
 
 
-def summarise_chains(chains: Sequence[tuple[str, str, Chain]], *, documents: int, seed: int) -> dict[str, Any]:
+def summarize_chains(chains: Sequence[tuple[str, str, Chain]], *, documents: int, seed: int) -> dict[str, Any]:
     """The figures of `thought_shift` in analysis.json.
 
     Args:
@@ -141,7 +141,7 @@ def _cited(text: str, documents: int) -> list[int]:
 def _titles_in(text: str, shown: Sequence[Document]) -> list[int] | None:
     """Slots of the documents whose titles are in the text, in order; None unless all titles differ.
 
-    Titles are compared as whole words after SQuAD's normalisation. Where several begin at one word, the longest counts.
+    Titles are compared as whole words after SQuAD's normalization. Where several begin at one word, the longest counts.
     """
     slot_of = {tuple(normalize(document.title).split()): slot for slot, document in enumerate(shown)}
     if len(slot_of) < len(shown) or () in slot_of:

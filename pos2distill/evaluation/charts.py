@@ -1,6 +1,6 @@
 """The report's charts, as Vega-Lite 6.4 specifications: interactive in the page, and as PNG files beside it.
 
-Positions are 1-based in charts. Colours come from the theme, so that the same chart is readable on light and dark.
+Positions are 1-based in charts. Colors come from the theme, so that the same chart is readable on light and dark.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ _CURVE_TOOLTIP = [_MODEL, {"field": "position"}, _GROUP, _ACCURACY, _INTERVAL, {
 
 
 def theme(*, dark: bool = False) -> Spec:
-    """The configuration of a chart: font, colours and axes."""
+    """The configuration of a chart: font, colors and axes."""
     colors = _DARK if dark else _LIGHT
     return {
         "font": "system-ui, sans-serif",
@@ -86,7 +86,7 @@ def curve_chart(
     Args:
         curves: curves by name, all for prompts of one length.
         advantageous: 0-based slot to mark where the chart has lines. references: horizontal lines in such a chart, by
-            the curve's name, as in `summarise_references`. selectable: choosing a name in the legend fades all other
+            the curve's name, as in `summarize_references`. selectable: choosing a name in the legend fades all other
             lines; for more curves than can be distinguished.
     """
     any_curve = next(iter(curves.values()))
@@ -136,7 +136,7 @@ def _lines(curve: Curve, color: Spec, advantageous: int | None, *, selectable: b
     x["axis"] = {"values": ticks, "format": "d", "grid": False}
     y = {"field": "accuracy", "type": "quantitative", "scale": {"domain": [0, 1]}, "axis": _ACCURACY_AXIS}
     tooltip = [field for field in _CURVE_TOOLTIP if field is not _GROUP]
-    # Two shapes, since colours alone do not distinguish the models for everyone.
+    # Two shapes, since colors alone do not distinguish the models for everyone.
     shape = {"field": "model", "title": None, "scale": color["scale"], "legend": color["legend"]}
     area: Spec = {
         "mark": {"type": "area", "opacity": 0.15},
@@ -230,7 +230,7 @@ def _heat_maps(names: Mapping[str, str], curve: Curve) -> Spec:
     x: Spec = {"field": "second", "type": "ordinal", "sort": order, "title": "position of the second hop's document"}
     y = {"field": "first", "type": "ordinal", "sort": order, "title": "position of the first hop's document"}
     x["axis"] = {"labelAngle": 0}
-    # All maps have the whole range of colours, so that they can be compared.
+    # All maps have the whole range of colors, so that they can be compared.
     scale = {"domain": [0, 1], "scheme": "viridis"}
     color = {"field": "accuracy", "type": "quantitative", "scale": scale, "legend": {"format": "%", "orient": "bottom"}}
     cells = {"mark": "rect", "encoding": {"color": color, "tooltip": _CURVE_TOOLTIP}}
@@ -257,7 +257,7 @@ def loss_chart(steps: Sequence[Mapping[str, Any]]) -> Spec:
             if values:
                 rows.append({"step": bucket[-1]["step"] + 1, "series": name, "nats": float(np.mean(values))})
     half_window = max(1, min(len(steps), _LOSS_BUCKETS) // 20)
-    # Not the first two colours, which mean before and after.
+    # Not the first two colors, which mean before and after.
     scale = {"domain": ["", " ", *names.values()]}
     legend = {"orient": "top", "values": list(names.values())}
     color = {"field": "series", "type": "nominal", "title": None, "scale": scale, "legend": legend}
@@ -376,7 +376,7 @@ def position_ticks(documents: int) -> list[int]:
 
 
 def to_png(spec: Spec) -> bytes:
-    """The chart as a picture for documents, in light colours. Charts without a width of their own get 640 pixels."""
+    """The chart as a picture for documents, in light colors. Charts without a width of their own get 640 pixels."""
     # Imported where used: the library starts a JavaScript engine.
     import vl_convert
 

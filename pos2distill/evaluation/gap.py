@@ -210,13 +210,13 @@ def position_p_value(correct_ES: Floats, *, draws: int, seed: int) -> float:
     """The probability that slots differ at least as much as these if position has no effect.
 
     The answers of each example are shifted by a random number of slots, those beyond the last slot to the first ones,
-    and the variance of the slots' accuracies is compared. Shifts keep neighbouring slots together, whose answers may be
+    and the variance of the slots' accuracies is compared. Shifts keep neighboring slots together, whose answers may be
     similar. A permutation within each example would not, and would reject too often for models without a best slot
     (benchmarks/statistics). With two slots both are the same exact test.
     Shifts presuppose that the correlation of two slots depends on their distance alone: false alarms at 5 % are up to
     .19 where one slot is answered independently of all others, which are alike; with the correlations of the real
     models measured there .03 to .06.
-    Source: randomisation within matched samples; (1 + as large) / (1 + draws) as in Phipson and Smyth 2010.
+    Source: randomization within matched samples; (1 + as large) / (1 + draws) as in Phipson and Smyth 2010.
     """
     generator = derive_generator(seed, "position test")
     examples, slots = correct_ES.shape

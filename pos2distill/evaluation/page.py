@@ -23,7 +23,7 @@ from pos2distill.evaluation.questions import EvaluatedTask, encode_questions
 from pos2distill.evaluation.references import REFERENCES
 from pos2distill.evaluation.scores import Curve, format_slots
 
-# Only HTML is escaped; the model card is Markdown. With StrictUndefined a misspelt name in a template is an error.
+# Only HTML is escaped; the model card is Markdown. With StrictUndefined a misspelled name in a template is an error.
 TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
     autoescape=jinja2.select_autoescape(["html.j2"]),

@@ -32,8 +32,8 @@ class PositionPasses:
     """Compares a model, at every evaluated placement, with the base model at the advantageous slot.
 
     Args:
-        study: names the model that is analysed, the wording of prompts and the placements.
-        base: the base model; equal to the study's if that is the one analysed.
+        study: names the model that is analyzed, the wording of prompts and the placements.
+        base: the base model; equal to the study's if that is the one analyzed.
         pool: settings of the actor that this runs in.
     """
 

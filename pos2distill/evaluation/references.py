@@ -17,7 +17,7 @@ REFERENCES = {"closed_book": "without documents", "gold_alone": "gold documents 
 """The two kinds of prompts: their keys in results, and their descriptions for people."""
 
 
-def summarise_references(predictions: pa.Table, study: Study) -> dict[str, Any] | None:
+def summarize_references(predictions: pa.Table, study: Study) -> dict[str, Any] | None:
     """Accuracy on both kinds of prompts with its 95 % interval, as plain values for JSON.
 
     Args:
@@ -27,13 +27,13 @@ def summarise_references(predictions: pa.Table, study: Study) -> dict[str, Any] 
     """
     if not study.evaluation.reference_prompts:
         return None
-    return {name: _summarise(table) for name, table in _select(predictions, study).items()}
+    return {name: _summarize(table) for name, table in _select(predictions, study).items()}
 
 
 def compare_references(before: pa.Table, after: pa.Table, study: Study) -> dict[str, Any] | None:
     """The same of two models, `base` and `distilled`, with the paired difference.
 
-    Returns: by name of `REFERENCES`: `base` and `distilled` as in `summarise_references`, and `paired`, with
+    Returns: by name of `REFERENCES`: `base` and `distilled` as in `summarize_references`, and `paired`, with
         `mean_difference` and `ci95`. None unless `evaluation.reference_prompts`.
     """
     if not study.evaluation.reference_prompts:
@@ -44,7 +44,7 @@ def compare_references(before: pa.Table, after: pa.Table, study: Study) -> dict[
         base, distilled = both[0][name], both[1][name]
         difference_E = _correct(distilled) - _correct(base)
         paired = {"mean_difference": float(difference_E.mean()), "ci95": difference_interval(difference_E)}
-        compared[name] = {"base": _summarise(base), "distilled": _summarise(distilled), "paired": paired}
+        compared[name] = {"base": _summarize(base), "distilled": _summarize(distilled), "paired": paired}
     return compared
 
 
@@ -56,7 +56,7 @@ def _select(predictions: pa.Table, study: Study) -> dict[str, pa.Table]:
     return {name: predictions.filter(chosen[name]).sort_by("example_id") for name in REFERENCES}
 
 
-def _summarise(answers: pa.Table) -> dict[str, Any]:
+def _summarize(answers: pa.Table) -> dict[str, Any]:
     correct_E = _correct(answers)
     cut_E = np.asarray(pc.equal(answers["finish_reason"], "length"))
     return {"accuracy": float(correct_E.mean()), "ci95": accuracy_interval(correct_E), "cut": float(cut_E.mean())}

@@ -10,7 +10,7 @@ from pos2distill.evaluation.charts import AFTER, BEFORE, loss_chart, to_png, wei
 from pos2distill.evaluation.page import TEMPLATES, RunDescription, ShownCurves, chart_library, render_page, themes
 from pos2distill.evaluation.questions import EvaluatedTask
 from pos2distill.evaluation.references import compare_references
-from pos2distill.evaluation.scores import Curve, Grid, paired_difference, summarise_expected, to_curve, to_grid
+from pos2distill.evaluation.scores import Curve, Grid, paired_difference, summarize_expected, to_curve, to_grid
 from pos2distill.evaluation.search_charts import search_charts
 from pos2distill.evaluation.verdict import describe_change
 from pos2distill.records import Slots
@@ -51,7 +51,7 @@ class ReportInputs:
     steps: the training log.
     analyses: content of analysis.json by model, `base` first; empty if the study has none.
     artifacts: the folders of both models' answers, `base` and `distilled`.
-    base_model: the base model's name on the hub; None for a folder. licence: the base model's, as its card
+    base_model: the base model's name on the hub; None for a folder. license: the base model's, as its card
     names it; None if it names none.
     has_adapter: whether the checkpoint also has its adapters as separate files.
     """
@@ -67,7 +67,7 @@ class ReportInputs:
     steps: Sequence[Mapping[str, Any]]
     checkpoint: str
     base_model: str | None
-    licence: str | None
+    license: str | None
     artifacts: Mapping[str, str]
     analyses: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     has_adapter: bool = False
@@ -104,7 +104,7 @@ def compare(before: Any, after: Any, documents: int, study: Study) -> Comparison
 def _expected(before: Grid, after: Grid, ranks: Sequence[float]) -> dict[str, Any] | None:
     if not ranks:
         return None
-    return {"base": summarise_expected(before, ranks), "distilled": summarise_expected(after, ranks)}
+    return {"base": summarize_expected(before, ranks), "distilled": summarize_expected(after, ranks)}
 
 
 def build_summary(inputs: ReportInputs) -> dict[str, Any]:
@@ -115,9 +115,9 @@ def build_summary(inputs: ReportInputs) -> dict[str, Any]:
         "advantageous_slots": inputs.advantageous,
         "choice": inputs.choice,
         "verdict": verdict(inputs.main),
-        **summarise(inputs.main),
-        "other_documents": {str(other.before.documents): summarise(other) for other in inputs.others},
-        "other_tasks": {name: summarise(transfer) for name, transfer in inputs.other_tasks.items()},
+        **summarize(inputs.main),
+        "other_documents": {str(other.before.documents): summarize(other) for other in inputs.others},
+        "other_tasks": {name: summarize(transfer) for name, transfer in inputs.other_tasks.items()},
         **inputs.run.prompt_lengths,
         "search": inputs.run.search,
         "counts": inputs.run.counts,
@@ -234,7 +234,7 @@ def _last_part(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
 
 
-def summarise(comparison: Comparison) -> dict[str, Any]:
+def summarize(comparison: Comparison) -> dict[str, Any]:
     """A comparison as plain values for JSON."""
     return {
         "dataset": comparison.dataset,

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from pos2distill.config import EndpointSection, Study
 from pos2distill.evaluation.charts import curve_chart, to_png
-from pos2distill.evaluation.references import summarise_references
-from pos2distill.evaluation.scores import Curve, questions_to_see_positions, summarise_expected, to_curve, to_grid
+from pos2distill.evaluation.references import summarize_references
+from pos2distill.evaluation.scores import Curve, questions_to_see_positions, summarize_expected, to_curve, to_grid
 from pos2distill.evaluation.verdict import describe_curve
 from pos2distill.tasks.datasets import dataset_name
 from pos2distill.tasks.metrics import METRIC_DESCRIPTIONS
@@ -39,7 +39,7 @@ class Evaluation:
 
     curves: accuracy by slot, for each prompt length; that of training first.
     expected: the accuracy under `evaluation.retriever_ranks`, and `ci95`, its interval; None without them.
-    references: see `summarise_references`.
+    references: see `summarize_references`.
     questions_to_see: how many questions show a difference between two slots, by its points (see
     `questions_to_see_positions`). Like the references, they are of the prompt length of training.
     predictions: a table of `PREDICTION_SCHEMA`. refused: a table of `REFUSAL_SCHEMA`: the prompts that a server
@@ -122,8 +122,8 @@ def to_evaluation(
         dataset=dataset_name(study.data),
         metric=METRIC_DESCRIPTIONS[study.data.metric],
         curves=tuple(curves),
-        expected=summarise_expected(grids[0], ranks) if ranks else None,
-        references=summarise_references(predictions, study),
+        expected=summarize_expected(grids[0], ranks) if ranks else None,
+        references=summarize_references(predictions, study),
         questions_to_see=questions_to_see_positions(grids[0]),
         predictions=predictions,
         refused=refused,

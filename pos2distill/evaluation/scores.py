@@ -207,7 +207,7 @@ def expected_accuracy(grid: Grid, ranks: Sequence[float]) -> tuple[float, Interv
     return float(value_E.mean()), accuracy_interval(value_E, answers=independent)
 
 
-def summarise_expected(grid: Grid, ranks: Sequence[float]) -> dict[str, Any]:
+def summarize_expected(grid: Grid, ranks: Sequence[float]) -> dict[str, Any]:
     """The result of `expected_accuracy` as plain values for JSON."""
     accuracy, interval = expected_accuracy(grid, ranks)
     return {"accuracy": accuracy, "ci95": interval}

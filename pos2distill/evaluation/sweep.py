@@ -13,7 +13,7 @@ import numpy as np
 from pos2distill.evaluation.charts import BEFORE, curve_chart, sweep_chart, to_png
 from pos2distill.evaluation.formatting import to_csv
 from pos2distill.evaluation.page import TEMPLATES, chart_library, themes
-from pos2distill.evaluation.report import Comparison, summarise
+from pos2distill.evaluation.report import Comparison, summarize
 from pos2distill.evaluation.scores import Curve, format_slots
 from pos2distill.evaluation.statistics import Interval, student_t
 
@@ -232,13 +232,13 @@ def _measures(estimates: TaskEstimates) -> dict[str, tuple[float, float | None, 
     return measures
 
 
-def summarise_sweep(name: str, cells: Sequence[CellResult]) -> dict[str, Any]:
+def summarize_sweep(name: str, cells: Sequence[CellResult]) -> dict[str, Any]:
     """Content of `summary.json`: every cell's settings, curves and paired differences; estimates over seeds."""
     summaries = []
     for cell in cells:
         tasks = {}
         for task, comparison in cell.tasks.items():
-            tasks[task] = summarise(comparison)
+            tasks[task] = summarize(comparison)
         summaries.append({"settings": cell.settings, "tasks": tasks})
     return {"name": name, "cells": summaries, "estimates": [asdict(row) for row in to_rows(cells)]}
 

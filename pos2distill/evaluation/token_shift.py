@@ -42,7 +42,7 @@ class Shift:
     trivial_S: npt.NDArray[np.bool_]
 
 
-def summarise_shift(shifts: Sequence[Shift], *, seed: int) -> dict[str, Any]:
+def summarize_shift(shifts: Sequence[Shift], *, seed: int) -> dict[str, Any]:
     """The figures of `token_shift` in analysis.json, with 95 % intervals over examples.
 
     Args:

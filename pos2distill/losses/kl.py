@@ -50,7 +50,7 @@ def topk_kl(top_ids_TK: Tensor, top_logprobs_TK: Tensor, student_TV: Tensor) -> 
         KL_t = sum_k p_t(k) (log p_t(k) - log q_t(k)) + p_t(rest) (log p_t(rest) - log q_t(rest))
 
     Merging tokens loses information, so this is a lower bound of `forward_kl` (data-processing inequality; Cover and
-    Thomas, Elements of Information Theory, 2.8), and equal to it at K = V. It is the KL of two normalised
+    Thomas, Elements of Information Theory, 2.8), and equal to it at K = V. It is the KL of two normalized
     distributions, so it is zero if the student agrees on every one of the K tokens and on the rest.
 
     Args:

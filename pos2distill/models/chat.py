@@ -63,7 +63,7 @@ def _check_system(
 
 
 def _check_kwargs(tokenizer: PreTrainedTokenizerBase, shown: str, kwargs: Mapping[str, Any]) -> None:
-    """Refuse variables that the chat template does not name: jinja would ignore a misspelt one."""
+    """Refuse variables that the chat template does not name: jinja would ignore a misspelled one."""
     reserved = {"messages", *inspect.signature(tokenizer.apply_chat_template).parameters}
     words = set(re.findall(r"[A-Za-z_]\w*", tokenizer.get_chat_template())) - reserved
     for name in kwargs:

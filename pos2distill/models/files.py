@@ -139,8 +139,8 @@ def copy_generation_config(model: ModelSection, folder: Path) -> None:
         shutil.copyfile(source, folder / source.name)
 
 
-def read_licence(model: ModelSection) -> str | None:
-    """The licence that the card in a model's folder (README.md) names, as the hub spells it.
+def read_license(model: ModelSection) -> str | None:
+    """The license that the card in a model's folder (README.md) names, as the hub spells it.
 
     None if it names none, or for a hub model, whose card is not downloaded.
     """
@@ -155,8 +155,8 @@ def read_licence(model: ModelSection) -> str | None:
         metadata = parse_value(parts[1]) if len(parts) == 3 and not parts[0] else None
     except (UserError, ValueError):
         return None  # no card, or none that can be read: a report does not need it
-    licence = metadata.get("license") if isinstance(metadata, dict) else None
-    return licence if isinstance(licence, str) else None
+    license = metadata.get("license") if isinstance(metadata, dict) else None
+    return license if isinstance(license, str) else None
 
 
 def _endings(*, weights: bool) -> tuple[str, ...]:

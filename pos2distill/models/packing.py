@@ -169,7 +169,7 @@ def collate(
     alignment: Alignment = "shifted",
     group_ids: Sequence[Hashable] | None = None,
 ) -> ResponseBatch:
-    """Pack prompts and responses. Their ids are concatenated; nothing is tokenised again.
+    """Pack prompts and responses. Their ids are concatenated; nothing is tokenized again.
 
     Response token t (from 0) after a prompt of P tokens is at position P + t and is predicted at position P + t - 1
     (`shifted`). `official` reads one position later, as the authors' code does: it never distils the first token and
@@ -178,7 +178,7 @@ def collate(
     Args:
         prompts: each row's prompt. responses: each row's response.
         alignment: which position's logits belong to a response token.
-        group_ids: each row's group. Neighbouring rows with the same id share their common prompt prefix, which only
+        group_ids: each row's group. Neighboring rows with the same id share their common prompt prefix, which only
             models that were loaded with `packed=True` can compute. None: no row shares tokens.
     Raises:
         ValueError: if the numbers of prompts and responses differ.
@@ -274,7 +274,7 @@ def _shared_prefix(
 ) -> tuple[int, int]:
     """The longest prefix that a row shares with an earlier row of its group, from row `first` on, and that row's index.
 
-    0 if it is so short that sharing does not pay. Groups are runs of neighbouring rows, so the search ends at the first
+    0 if it is so short that sharing does not pay. Groups are runs of neighboring rows, so the search ends at the first
     row of another group.
     """
     longest, source = 0, row

@@ -138,7 +138,7 @@ def _most_similar(wanted: str, names: Sequence[str]) -> str | None:
     names decide between files that differ in nothing else.
     """
     stems = {name: stem(name) for name in names if name != wanted and stem(name) != name.lower()}
-    # The second: without everything behind the first dot, as the ending may be misspelt.
+    # The second: without everything behind the first dot, as the ending may be misspelled.
     for text in (stem(wanted), wanted.lower().partition(".")[0]):
         near = difflib.get_close_matches(text, stems.values(), n=1)
         if near:

@@ -48,7 +48,7 @@ def dataset_name(data: DataSection) -> str:
 def load_split(data: DataSection, *, documents: int, seed: int, eval_seed: int | None = None) -> Split:
     """Read a data set and choose its training and evaluation examples.
 
-    The side of the split is a hash of the normalised question alone, so the same question is never on both sides,
+    The side of the split is a hash of the normalized question alone, so the same question is never on both sides,
     whatever the file, its format, its order or the seed. Within a side, a seeded hash chooses and orders examples.
 
     Memory holds one record at a time, besides a hash of each question; where distractors are drawn, also the gold
@@ -209,7 +209,7 @@ def _located_examples(data: DataSection, documents: int) -> Iterator[tuple[str, 
 def _has_answer_in_distractor(example: Example, documents: int) -> bool:
     """Whether a prompt of this many documents has an answer, as whole words, in another one than the gold one.
 
-    The answers yes and no are not looked for: they are judgements, and not found in a document.
+    The answers yes and no are not looked for: they are judgments, and not found in a document.
     """
     answers = {normalize(answer) for answer in example.answers} - {"", "yes", "no"}
     for document in example.distractors[: documents - 1]:
@@ -224,7 +224,7 @@ def draw_distractors(example: Example, pool: Sequence[Document], count: int, see
     """The example with `count` further distractors, gold documents of other examples, after its own.
 
     None of them contains an answer or is in the example already. For an example of several hops the answers yes and no
-    are not looked for: they are judgements on the gold documents, and nearly every text contains the letters.
+    are not looked for: they are judgments on the gold documents, and nearly every text contains the letters.
     """
     if count <= 0:
         return example
@@ -335,10 +335,10 @@ def _check_words(example: Example, location: str) -> None:
         raise UserError(f"{location}, answers: empty; expected at least one answer")
     if any(not answer.strip() for answer in example.answers):
         raise UserError(f"{location}, answers: one is blank; expected text")
-    # Metrics compare normalised texts, so no response could match such answers.
+    # Metrics compare normalized texts, so no response could match such answers.
     if not any(normalize(answer) for answer in example.answers):
         raise UserError(
-            f"{location}, answers: {list(example.answers)!r:.80} are all empty once normalised; expected words"
+            f"{location}, answers: {list(example.answers)!r:.80} are all empty once normalized; expected words"
         )
 
 
@@ -346,11 +346,11 @@ def _question_key(example: Example) -> str:
     """Equal for examples that ask the same question; short, since those of all questions of a file stay in memory.
 
     Of examples with an id of their own only capitals, blanks and what ends a question are ignored: "C", "C++" and "C#"
-    are three questions, which normalised text does not tell apart.
+    are three questions, which normalized text does not tell apart.
     """
-    normalised = question_id(example.question)
-    if example.example_id == normalised:
-        return normalised
+    normalized = question_id(example.question)
+    if example.example_id == normalized:
+        return normalized
     plain = " ".join(example.question.casefold().split()).rstrip(" ?.!")
     return hashlib.sha256(plain.encode()).hexdigest()[:16]
 

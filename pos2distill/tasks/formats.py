@@ -30,7 +30,7 @@ Reason = Literal[
 ]
 
 REASONS: dict[Reason, str] = {
-    "no_answer": "the answers are empty once normalised",
+    "no_answer": "the answers are empty once normalized",
     "no_gold": "no positive context contains an answer",
     "unanswerable": "marked as unanswerable",
     "hop_without_paragraph": "a hop names no paragraph",
@@ -66,7 +66,7 @@ def parse_record(form: str, record: dict[str, Any], location: str) -> Example | 
     """
     spec = FORMATS[form]
     missing = [name for name in spec.required if name not in record]
-    # One missing field is probably misspelt, and its own message says so; several mean another format.
+    # One missing field is probably misspelled, and its own message says so; several mean another format.
     if len(missing) > 1:
         raise UserError(
             f"{location}: fields {', '.join(missing)} are missing; found fields: {', '.join(record) or 'none'} "
@@ -91,7 +91,7 @@ def _format_hint(record: dict[str, Any], otherwise: str) -> str:
 
 
 def question_id(question: str) -> str:
-    """The id of a question that has none: equal for questions that are equal once normalised."""
+    """The id of a question that has none: equal for questions that are equal once normalized."""
     return hashlib.sha256(normalize(question).encode()).hexdigest()[:16]
 
 
@@ -147,14 +147,14 @@ def _parse_generic(record: dict[str, Any], location: str) -> Example:
             raise UserError(f"{at}, hop: {hop}, but the document is not gold; leave hop out or set gold to true")
         documents.append(Document(title, _field(given, "text", str, at)))
         scores.append(_score(given, at))
-        _refuse_misspelt(given, _GENERIC_DOCUMENT_FIELDS, at)
+        _refuse_misspelled(given, _GENERIC_DOCUMENT_FIELDS, at)
     for index, hop in zip(gold_indices, _generic_hops(hops, location), strict=True):
         documents[index] = replace(documents[index], hop=hop)
     documents = _ranked(documents, scores, location)
     question = _field(record, "question", str, location)
     identity = _field(record, "id", str, location) if "id" in record else question_id(question)
     example = Example(identity, question, _strings(record, "answers", location), tuple(documents))
-    _refuse_misspelt(record, _GENERIC_FIELDS, location)
+    _refuse_misspelled(record, _GENERIC_FIELDS, location)
     return example
 
 
@@ -301,7 +301,7 @@ PARSERS: dict[str, Callable[[dict[str, Any], str], Example | Reason]] = {
 
 
 def _nonempty_answers(answers: tuple[str, ...]) -> tuple[str, ...]:
-    """The answers that are not empty once normalised; published files have empty ones (the band The The)."""
+    """The answers that are not empty once normalized; published files have empty ones (the band The The)."""
     return tuple(answer for answer in answers if normalize(answer))
 
 
@@ -324,8 +324,8 @@ def _field(record: dict[str, Any], name: str, kind: type, location: str, *, hint
     return record[name]
 
 
-def _refuse_misspelt(record: dict[str, Any], known: set[str], location: str) -> None:
-    """Refuse a field that looks like a misspelt optional one, since it would be ignored silently."""
+def _refuse_misspelled(record: dict[str, Any], known: set[str], location: str) -> None:
+    """Refuse a field that looks like a misspelled optional one, since it would be ignored silently."""
     absent = known - record.keys()
     for name in record:
         if name in known:

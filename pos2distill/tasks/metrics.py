@@ -2,7 +2,7 @@
 
 A thought before the answer (`thoughts`) is left out first; without its end, no answer is left.
 `sub_em` (retrieval): an answer is contained in the first line. `em` (reasoning): the text after "The answer is:" equals
-an answer. Both compare texts after SQuAD's normalisation. `substring` (key-value retrieval): the whole text contains an
+an answer. Both compare texts after SQuAD's normalization. `substring` (key-value retrieval): the whole text contains an
 answer, both in lower case. F1 is reported as well.
 """
 
@@ -15,9 +15,9 @@ from pos2distill.config.data import Metric
 from pos2distill.tasks.thoughts import without_thought
 
 METRIC_DESCRIPTIONS: dict[Metric, str] = {
-    "sub_em": "sub-EM of the first line, SQuAD normalisation, greedy",
+    "sub_em": "sub-EM of the first line, SQuAD normalization, greedy",
     "substring": "an answer in the whole text, lower case, greedy",
-    "em": "EM of the text after 'The answer is:', SQuAD normalisation, greedy",
+    "em": "EM of the text after 'The answer is:', SQuAD normalization, greedy",
 }
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -26,7 +26,7 @@ _FINAL_ANSWER = re.compile(r"the answer is[:：]?\s*(.*)", re.IGNORECASE)  # the
 
 
 def normalize(text: str) -> str:
-    """Lower-case, drop punctuation, drop a/an/the, collapse white space (SQuAD's normalisation)."""
+    """Lower-case, drop punctuation, drop a/an/the, collapse white space (SQuAD's normalization)."""
     # Punctuation before articles, in the order of SQuAD's script: so `the.` counts as an article too.
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
@@ -65,9 +65,9 @@ def compared_text(metric: Metric, text: str) -> str:
 
 
 def sub_exact_match(text: str, answers: Sequence[str]) -> bool:
-    """Whether any normalised answer is a sub-string of the normalised text.
+    """Whether any normalized answer is a sub-string of the normalized text.
 
-    An answer that is empty once normalised ("*", in a published file) matches nothing, not everything.
+    An answer that is empty once normalized ("*", in a published file) matches nothing, not everything.
     """
     normal = normalize(text)
     for answer in answers:
@@ -87,7 +87,7 @@ def contains(text: str, answers: Sequence[str]) -> bool:
 
 
 def exact_match(text: str, answers: Sequence[str]) -> bool:
-    """Whether the normalised text equals any normalised answer; an empty one equals nothing."""
+    """Whether the normalized text equals any normalized answer; an empty one equals nothing."""
     normal = normalize(text)
     return bool(normal) and any(normal == normalize(answer) for answer in answers)
 
@@ -97,14 +97,14 @@ def f1(text: str, answers: Sequence[str]) -> float:
 
         F1 = 2 * shared / (words of the text + words of the answer)
 
-    shared: normalised words that are in both, each as often as it is in both.
+    shared: normalized words that are in both, each as often as it is in both.
     """
     words = normalize(text).split()
     return max((word_f1(words, normalize(answer).split()) for answer in answers), default=0.0)
 
 
 def word_f1(words: list[str], expected: list[str]) -> float:
-    """F1 of two lists of normalised words; 0 if they share none."""
+    """F1 of two lists of normalized words; 0 if they share none."""
     shared = (Counter(words) & Counter(expected)).total()
     return 2 * shared / (len(words) + len(expected)) if shared else 0.0
 

@@ -239,7 +239,7 @@ def _published(documents: int, hops: Sequence[int]) -> dict[int, tuple[Placement
     for group, pairs in _PUBLISHED_PAIRS.items():
         for pair in pairs:
             scaled = {count: _stretch(pair, group, documents, count) for count in hops}
-            without_gap = group != "connected" and any(_has_neighbours(slots) for slots in scaled.values())
+            without_gap = group != "connected" and any(_has_neighbors(slots) for slots in scaled.values())
             repeated = any(slots in kept[count] for count, slots in scaled.items())
             if without_gap or repeated:
                 continue
@@ -249,7 +249,7 @@ def _published(documents: int, hops: Sequence[int]) -> dict[int, tuple[Placement
     return placements
 
 
-def _has_neighbours(slots: Slots) -> bool:
+def _has_neighbors(slots: Slots) -> bool:
     """Whether documents of consecutive hops are in adjacent slots."""
     return any(abs(first - second) < 2 for first, second in itertools.pairwise(slots))
 

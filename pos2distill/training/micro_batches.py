@@ -147,7 +147,7 @@ class BatchesAhead:
 
 
 def pack(rows: Sequence[Row], study: Study, epoch: int) -> ResponseBatch:
-    """Pack rows. Neighbouring rows of one example share the prefix that their prompts have in common."""
+    """Pack rows. Neighboring rows of one example share the prefix that their prompts have in common."""
     # A cross-entropy is always that of the response's own tokens; `official` is a variant of the KL only.
     alignment: Alignment = "shifted"
     if study.method.loss == "kl":

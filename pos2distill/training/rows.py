@@ -75,7 +75,7 @@ class Row:
 
     @property
     def group(self) -> str:
-        """Neighbouring rows of one group, which is an example's, are packed with common prefixes once."""
+        """Neighboring rows of one group, which is an example's, are packed with common prefixes once."""
         return self.sample.example.example_id
 
 
@@ -104,7 +104,7 @@ class RowBuilder:
         return keys
 
     def row(self, key: RowKey) -> Row:
-        """Build one row: arrange the documents, render and tokenise the prompt."""
+        """Build one row: arrange the documents, render and tokenize the prompt."""
         sample, slots = key
         response_ids = self._response(sample)
         is_anchor = slots == advantageous_slots(self.study, sample.example)
@@ -191,7 +191,7 @@ def rows_of_rank(keys: Sequence[RowKey], rank: int, world: int) -> list[tuple[Ro
     """One rank's rows of a global batch, as (key, whether it is filler).
 
     Ranks take consecutive rows, equally many, since ZeRO-3 requires every rank in every pass; the last ranks are
-    filled up with copies of the first row. Rows of one example are neighbours, and are separated only at the end of a
+    filled up with copies of the first row. Rows of one example are neighbors, and are separated only at the end of a
     rank's rows. (Whole examples for each rank would leave ranks idle when their number does not divide the examples.)
     """
     size = math.ceil(len(keys) / world)

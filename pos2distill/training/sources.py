@@ -191,7 +191,7 @@ def epoch_order(samples: int, seed: int, epoch: int) -> Indices:
     """The indices of all samples in the order of an epoch: a pure function of (seed, epoch).
 
     Epoch 0 keeps their order, since the training examples were drawn at random by the seed. Later epochs shuffle
-    windows of `WINDOW` neighbours, and the indices inside each window. Neighbours are stored in the same few parts, so
+    windows of `WINDOW` neighbors, and the indices inside each window. Neighbors are stored in the same few parts, so
     an epoch reads each part once, front to back, in bounded memory.
     """
     if epoch == 0:

@@ -81,7 +81,7 @@ def test_packed_kernels_with_shared_prefixes_err_at_most_twice_as_much(model_pat
 
 @pytest.mark.parametrize("attention", KERNELS)
 def test_packed_kernels_keep_rows_apart(tiny_model_path: str, attention: str) -> None:
-    """A row of the same length with other tokens leaves its neighbours' states exactly as they are."""
+    """A row of the same length with other tokens leaves its neighbors' states exactly as they are."""
     prompts, responses = draw_tokens((200, 130, 77), 0), draw_tokens((14, 9, 5), 1)
     (other,) = draw_tokens((130,), 2)
     before, _ = states_and_gradient(tiny_model_path, attention, torch.bfloat16, collate(prompts, responses))

@@ -114,7 +114,7 @@ def test_kubectl_creates_the_objects_of_the_documentation(tmp_path: Path) -> Non
     assert load_cluster("kind").namespace in namespaces
 
 
-def test_kubectl_refuses_a_misspelt_kind(server: str, tmp_path: Path) -> None:
+def test_kubectl_refuses_a_misspelled_kind(server: str, tmp_path: Path) -> None:
     done = apply(server, RENDERED[0].read_text().replace("kind: RayJob", "kind: RayJbo"), tmp_path)
     assert done.returncode == 1
     assert 'no matches for kind "RayJbo"' in done.stderr

@@ -83,8 +83,8 @@ def test_sample_store_quarantines_corrupt_parts(storage: str) -> None:
 
 
 def test_sample_store_in_a_folder_whose_name_is_a_pattern(storage: str) -> None:
-    neighbour = open_store(f"{storage}/a1-b")
-    left = neighbour.append(make_samples(*IDS[:8]))
+    neighbor = open_store(f"{storage}/a1-b")
+    left = neighbor.append(make_samples(*IDS[:8]))
     store = open_store(f"{storage}/{ODD_NAME}")
     names = [store.append(make_samples(*IDS[start : start + 8])) for start in (0, 8)]
     assert store.part_names() == sorted(names)
@@ -95,7 +95,7 @@ def test_sample_store_in_a_folder_whose_name_is_a_pattern(storage: str) -> None:
     assert other_fingerprints(f"{storage}/{ODD_NAME}", "samples", []) == ["f00d"]
     store.artifact.remove("parts")
     assert store.part_names() == []
-    assert neighbour.part_names() == [left]
+    assert neighbor.part_names() == [left]
 
 
 def test_artifact_is_visible_once_it_is_published(storage: str, tmp_path: Path) -> None:

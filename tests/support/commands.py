@@ -21,8 +21,8 @@ def run_evaluate(recipe: Recipe) -> list[Evaluation]:
     return commands.run_evaluate(recipe, commands.plan_command(recipe, "evaluate"))
 
 
-def run_analyse(recipe: Recipe) -> None:
-    commands.run_analyse(recipe, commands.plan_command(recipe, "analyse"))
+def run_analyze(recipe: Recipe) -> None:
+    commands.run_analyze(recipe, commands.plan_command(recipe, "analyze"))
 
 
 def run_sample(recipe: Recipe) -> None:

@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 def run_processes(work: Callable[..., None], world: int, *args: Any) -> None:
     """Run `work(rank, *args)` in `world` processes and wait for all of them."""
     preload = list(_PRELOAD)
-    if not torch.cuda.is_available():  # DeepSpeed may initialise CUDA, which does not survive a fork
+    if not torch.cuda.is_available():  # DeepSpeed may initialize CUDA, which does not survive a fork
         os.environ["DS_ACCELERATOR"] = "cpu"
         preload.append("deepspeed")
     multiprocessing.set_forkserver_preload(preload)

@@ -78,7 +78,7 @@ def report_inputs() -> ReportInputs:
         steps=[{**step, "step": number} for number in range(3)],
         checkpoint="storage/checkpoint-abcd/model",
         base_model="base/model",
-        licence="apache-2.0",
+        license="apache-2.0",
         artifacts={"base": "base-scores-a", "distilled": "distilled-scores-b"},
     )
 

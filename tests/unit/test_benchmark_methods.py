@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.methods import methods, transfer
 from benchmarks.methods.methods import settings_of, stored_runs, write_report
-from benchmarks.methods.rows import Run, summarise
+from benchmarks.methods.rows import Run, summarize
 from benchmarks.methods.tables import TABLES, Table, Variant
 from pipelines.checks.model_checks import check_against_model
 from pipelines.plan import make_plan
@@ -159,20 +159,20 @@ def test_write_report_compares_a_variant_with_its_own_base(tmp_path: Path) -> No
     assert "commit" not in stored
     assert stored["variants"]["base, hf"]["runs"][0]["commit"] == "def"
     assert stored_runs(tmp_path / "methods_small.json", Table("r", (), variants))["ms_poe"][0].commit == "abc"
-    assert summarise(runs["base"], runs["base"][0])["relative_time"] == 1.0
+    assert summarize(runs["base"], runs["base"][0])["relative_time"] == 1.0
 
 
-def test_summarise_averages_the_change_of_the_gap_over_seeds() -> None:
+def test_summarize_averages_the_change_of_the_gap_over_seeds() -> None:
     """The base is right at one of two slots; one seed at both, the other as the base: half the GAP is left."""
     base, better, same = (
         dataclasses.replace(a_run(1.0, [len(answer.strip("0"))] * 8), answers=[answer] * 8)
         for answer in ("10", "11", "10")
     )
-    rows = [summarise(runs, base) for runs in ([base], [better], [better, same])]
+    rows = [summarize(runs, base) for runs in ([base], [better], [better, same])]
     changes = [row["gap_change"] and row["gap_change"]["value"] for row in rows]
     assert changes == [None, pytest.approx(-1), pytest.approx(-0.5)]
     # Of runs that were made before it was recorded it is not known.
-    assert summarise([better, a_run(1.0, [1] * 8)], base)["gap_change"] is None
+    assert summarize([better, a_run(1.0, [1] * 8)], base)["gap_change"] is None
 
 
 @pytest.mark.parametrize("name", transfer.TABLES)

@@ -138,6 +138,25 @@ PAGES = sorted(
 )
 
 
+# Of words that this project uses; followed by a letter, since "parallelism" and "analysis" are the same everywhere.
+OTHER_SPELLING = re.compile(
+    r"\b(?:(?:de|re|un)?(?:tokeni|normali|summari|initiali|optimi|recogni|quanti|randomi|minimi|seriali)s(?:e|ing|ation)"
+    r"|analyse[rd]?\b|analysing|(?:behavi|col|neighb|fav)our|licence|judgement|misspelt)",
+    re.IGNORECASE,
+)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_spelling_is_american_in_prose(page: str) -> None:
+    assert OTHER_SPELLING.findall((project_root() / page).read_text()) == []
+
+
+def test_spelling_is_american_in_code() -> None:
+    folders = ("benchmarks", "cluster", "pipelines", "pos2distill", "scripts")
+    for path in (path for folder in folders for path in (project_root() / folder).rglob("*.py")):
+        assert OTHER_SPELLING.findall(path.read_text(encoding="utf-8")) == [], path
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_prose_has_short_lines(page: str) -> None:
     """Tables, code and links cannot be wrapped."""
@@ -196,7 +215,7 @@ def test_counts_of_wrong_input_are_those_of_the_report() -> None:
 
 
 def test_tests_and_files_in_the_table_of_production_exist() -> None:
-    """`benchmarks/validator/README.md` names the test that shows each behaviour."""
+    """`benchmarks/validator/README.md` names the test that shows each behavior."""
     root = project_root()
     page = (root / "benchmarks" / "validator" / "README.md").read_text()
     table = page.partition("## What production would meet")[2]

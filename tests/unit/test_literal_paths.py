@@ -16,9 +16,9 @@ class Opened:
 
     def __init__(self, storage: str) -> None:
         self.fs, self.path = fsspec.url_to_fs(storage)
-        self.neighbour = f"{self.path.rpartition('/')[0]}/{NEIGHBOUR}"
+        self.neighbor = f"{self.path.rpartition('/')[0]}/{NEIGHBOUR}"
         self.write(self.path, "part-2", "part-1", "part", "x-1/part-1", "x-1/part-2", "x-2/part-1", "x-1/y/part-1")
-        self.write(self.neighbour, "part-9", "x-9/part-9")
+        self.write(self.neighbor, "part-9", "x-9/part-9")
 
     def write(self, folder: str, *names: str) -> None:
         for name in names:
@@ -66,7 +66,7 @@ def test_remove_leaves_what_a_pattern_would_match(opened: Opened) -> None:
     assert opened.matching("*", with_folders=True) == ["part-1", "part-2", "x-2"]
     remove(opened.fs, opened.path)
     assert not opened.fs.exists(opened.path)
-    assert list_matching(opened.fs, opened.neighbour, "*", with_folders=True) != []
+    assert list_matching(opened.fs, opened.neighbor, "*", with_folders=True) != []
     with pytest.raises(FileNotFoundError):
         remove(opened.fs, opened.path)
 

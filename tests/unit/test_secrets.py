@@ -26,7 +26,7 @@ QUICKSTART = PROJECT / "pipelines" / "recipes" / "quickstart.yaml"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_looks_secret_recognises(name: str) -> None:
+def test_looks_secret_recognizes(name: str) -> None:
     text, secret = PLANTED[name]
     assert looks_secret(text)
     masked = mask_secrets(f"before {text} after")

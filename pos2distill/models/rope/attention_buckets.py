@@ -56,7 +56,7 @@ class _RotateByRow:
 
 
 class MixBases(LogitsProcessor):
-    """Mixes the distributions of the N rows of each prompt, which are neighbours.
+    """Mixes the distributions of the N rows of each prompt, which are neighbors.
 
         p(v) = sum_n w_n p_n(v),   w = softmax_n(max_v p_n(v))
 

@@ -57,7 +57,7 @@ def test_load_job_has_no_storage_where_no_override_sets_it() -> None:
 
 @pytest.mark.parametrize(
     ("command", "trains"),
-    [("study", True), ("distill", True), ("sample", False), ("evaluate", False), ("analyse", False)],
+    [("study", True), ("distill", True), ("sample", False), ("evaluate", False), ("analyze", False)],
 )
 def test_job_command_trains(command: str, *, trains: bool) -> None:
     assert load_job("quickstart", command=command).trains is trains

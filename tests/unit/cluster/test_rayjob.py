@@ -663,7 +663,7 @@ def test_status_logs_and_delete_refuse_words_that_they_would_ignore(
     words: list[str],
     message: str,
 ) -> None:
-    """The name of what is deleted is the spec's; a misspelt one would delete the job of another name."""
+    """The name of what is deleted is the spec's; a misspelled one would delete the job of another name."""
     kubectl({})
     wrong = next(word for word in words if not word.startswith("spec."))
     assert command_line.main(["cluster", action, "gke", *words]) == 2

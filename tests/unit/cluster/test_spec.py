@@ -548,7 +548,7 @@ def test_make_entrypoint_refuses_a_recipe_that_cannot_run(
 SERVER = ["model.engine=openai", "model.path=gpt-x", "runtime.endpoint.base_url=http://10.0.20.15:8000/v1"]
 
 
-@pytest.mark.parametrize("command", ["study", "sample", "distill", "analyse"])
+@pytest.mark.parametrize("command", ["study", "sample", "distill", "analyze"])
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -627,7 +627,7 @@ def test_make_entrypoint_compares_pools_of_any_size(
         ("evaluate", []),
         ("report", ["runtime.samplers.max=9"]),
         ("study", ["method.teacher=resident", "runtime.trainers={workers: 1, gpus: 1}"]),
-        ("analyse", ["runtime.samplers.max=1", "analysis={}"]),
+        ("analyze", ["runtime.samplers.max=1", "analysis={}"]),
     ],
 )
 def test_make_entrypoint_checks_the_pools_that_the_command_starts(

@@ -324,7 +324,7 @@ def test_load_recipe_names_a_field_of_several_types(load: Callable[..., Recipe],
         load(f"{field}=middle")
 
 
-def test_load_recipe_reports_a_misspelt_field_first(load: Callable[..., Recipe]) -> None:
+def test_load_recipe_reports_a_misspelled_field_first(load: Callable[..., Recipe]) -> None:
     with pytest.raises(UserError, match=r"data\.pth: unknown field; did you mean 'path'\?"):
         load(data={"format": "nq", "pth": "data.jsonl"})
 

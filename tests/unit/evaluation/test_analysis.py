@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from pos2distill.config import AnalysisSection, DataSection, EvaluationSection, ModelSection, Study, TemplateSection
-from pos2distill.evaluation.analysis import summarise_analysis
+from pos2distill.evaluation.analysis import summarize_analysis
 from pos2distill.records import PASSES_SCHEMA, PREDICTION_SCHEMA, Document, Example
 from pos2distill.tasks.permutations import arrange
 
@@ -46,11 +46,11 @@ def predictions(*rows: dict[str, Any]) -> pa.Table:
     return pa.Table.from_pylist(list(rows), schema=PREDICTION_SCHEMA)
 
 
-def test_summarise_analysis_attributes_wrong_answers_at_the_length_of_training() -> None:
+def test_summarize_analysis_attributes_wrong_answers_at_the_length_of_training() -> None:
     table = predictions(
         prediction(0, 0, "It is 51."), prediction(1, 2, "It is 40."), prediction(0, 0, "It is 62.", documents=2)
     )
-    summary = summarise_analysis(study(), PASSES_SCHEMA.empty_table(), table, {"e": EXAMPLE})
+    summary = summarize_analysis(study(), PASSES_SCHEMA.empty_table(), table, {"e": EXAMPLE})
     wrong = summary["wrong_answers"]
     assert (wrong["answers"], wrong["wrong"], wrong["by_slot"]) == (2, 1, [0, 1, 0])
     assert summary["slots"] == [[0], [2]]
@@ -59,16 +59,16 @@ def test_summarise_analysis_attributes_wrong_answers_at_the_length_of_training()
 
 
 @pytest.mark.parametrize("order", [0, 1])
-def test_summarise_analysis_knows_the_order_of_the_distractors(order: int) -> None:
+def test_summarize_analysis_knows_the_order_of_the_distractors(order: int) -> None:
     table = predictions(prediction(1, 2, "It is 51.", order=order))
-    summary = summarise_analysis(study(distractor_orders=2), PASSES_SCHEMA.empty_table(), table, {"e": EXAMPLE})
+    summary = summarize_analysis(study(distractor_orders=2), PASSES_SCHEMA.empty_table(), table, {"e": EXAMPLE})
     shown = arrange(EXAMPLE, 3, (2,), order=order)
     expected = [0, 0, 0]
     expected[shown.index(EXAMPLE.documents[1])] = 1
     assert summary["wrong_answers"]["by_slot"] == expected
 
 
-def test_summarise_analysis_means_of_passes_by_hand() -> None:
+def test_summarize_analysis_means_of_passes_by_hand() -> None:
     """Two examples, one layer, parts: three documents, before, after, response."""
     answer = {0: [0.5, 0.1, 0.1, 0.1, 0.1, 0.1], 2: [0.1, 0.1, 0.3, 0.3, 0.1, 0.1]}
     last = {0: [0.2, 0.2, 0.2, 0.2, 0.2, 0.0], 2: [0.0, 0.0, 1.0, 0.0, 0.0, 0.0]}
@@ -82,7 +82,7 @@ def test_summarise_analysis_means_of_passes_by_hand() -> None:
     }
     rows = [dict.fromkeys(PASSES_SCHEMA.names) | row | {"example_id": name} for name in "ef"]
     passes = pa.Table.from_pylist(rows, schema=PASSES_SCHEMA)
-    summary = summarise_analysis(study(), passes, predictions(prediction(0, 0, "40")), {"e": EXAMPLE})
+    summary = summarize_analysis(study(), passes, predictions(prediction(0, 0, "40")), {"e": EXAMPLE})
     assert summary["token_shift"]["nats_per_token"]["value"] == pytest.approx(0.2)
     attention = summary["attention"]
     assert attention["answer"]["by_document"] == [pytest.approx(answer[0][:3]), pytest.approx(answer[2][:3])]
@@ -92,7 +92,7 @@ def test_summarise_analysis_means_of_passes_by_hand() -> None:
     assert attention["last_prompt_token"]["gold_by_layer"] == [pytest.approx([0.2, 1.0])]
 
 
-def test_summarise_analysis_judges_the_chain_behind_the_thought() -> None:
+def test_summarize_analysis_judges_the_chain_behind_the_thought() -> None:
     """The thought names a wrong document, the chain the right ones."""
     golds = tuple(replace(EXAMPLE.documents[index], hop=index) for index in (0, 1))
     example = replace(EXAMPLE, documents=(*golds, EXAMPLE.documents[2]))
@@ -104,7 +104,7 @@ def test_summarise_analysis_judges_the_chain_behind_the_thought() -> None:
     )
     text = "<think>Bear?</think>The fox and the owl say 40. The answer is: 40"
     row = {**prediction(0, 0, text), "slots": [0, 1]}
-    summary = summarise_analysis(chains, PASSES_SCHEMA.empty_table(), predictions(row), {"e": example})
+    summary = summarize_analysis(chains, PASSES_SCHEMA.empty_table(), predictions(row), {"e": example})
     assert summary["thought_shift"]["overall"]["none"]["value"] == 1.0
 
 
@@ -117,7 +117,7 @@ def test_summarise_analysis_judges_the_chain_behind_the_thought() -> None:
         ("{documents} {question}", "{text}", None),
     ],
 )
-def test_summarise_analysis_recognises_documents_as_the_template_shows_them(
+def test_summarize_analysis_recognizes_documents_as_the_template_shows_them(
     user: str, document: str, by: str | None
 ) -> None:
     template = TemplateSection(user=user, document=document)
@@ -129,7 +129,7 @@ def test_summarise_analysis_recognises_documents_as_the_template_shows_them(
     )
     text = "The fox [1] and the owl [2] say 40. The answer is: 40"
     row = {**prediction(0, 0, text), "slots": [0, 1]}
-    thoughts = summarise_analysis(chains, PASSES_SCHEMA.empty_table(), predictions(row), {"e": example})[
+    thoughts = summarize_analysis(chains, PASSES_SCHEMA.empty_table(), predictions(row), {"e": example})[
         "thought_shift"
     ]
     if by is None:
@@ -147,11 +147,11 @@ def test_summarise_analysis_recognises_documents_as_the_template_shows_them(
         ({"hops": (2,)}, "answers are not chains of thought with a conclusion (data.metric is not em)"),
     ],
 )
-def test_summarise_analysis_says_why_there_is_no_thought_shift(data: dict[str, Any], reason: str) -> None:
+def test_summarize_analysis_says_why_there_is_no_thought_shift(data: dict[str, Any], reason: str) -> None:
     changed = study()
     changed = changed.model_copy(
         update={"data": changed.data.model_copy(update=data), "evaluation": EvaluationSection(slots=2)}
     )
     table = predictions(prediction(0, 0, "40"))
-    summary = summarise_analysis(changed, PASSES_SCHEMA.empty_table(), table, {"e": EXAMPLE})
+    summary = summarize_analysis(changed, PASSES_SCHEMA.empty_table(), table, {"e": EXAMPLE})
     assert summary["thought_shift"] == {"skipped": reason}

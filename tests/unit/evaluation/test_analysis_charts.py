@@ -109,7 +109,7 @@ def test_analysis_charts_thought_shift_has_every_step_of_every_group() -> None:
 
 
 def test_analysis_charts_steps_have_colors_of_their_own() -> None:
-    """A scale of more values than the theme has colours would begin with the first colour again."""
+    """A scale of more values than the theme has colors would begin with the first color again."""
     domain = CHARTS["thought-shift"]["encoding"]["color"]["scale"]["domain"]
     for dark in (False, True):
         assert len(domain) <= len(set(theme(dark=dark)["range"]["category"]))

@@ -1,7 +1,7 @@
 import pytest
 
 from pos2distill.config.data import Metric
-from pos2distill.evaluation.attribution import Attribution, summarise_attribution
+from pos2distill.evaluation.attribution import Attribution, summarize_attribution
 from pos2distill.records import Document
 
 SHOWN = (
@@ -33,9 +33,9 @@ def test_attribution_by_hand(text: str, metric: Metric, slots: list[int]) -> Non
     assert Attribution(QUESTION, metric, SHOWN)(text) == slots
 
 
-def test_summarise_attribution_counts_every_wrong_answer_once() -> None:
+def test_summarize_attribution_counts_every_wrong_answer_once() -> None:
     wrong = [((0,), [3]), ((0,), [1]), ((2,), [3]), ((0,), [0]), ((0,), [1, 2]), ((0,), [])]
-    summary = summarise_attribution(wrong, documents=4)
+    summary = summarize_attribution(wrong, documents=4)
     assert summary == {
         "wrong": 6,
         "one_document": 3,
@@ -45,4 +45,4 @@ def test_summarise_attribution_counts_every_wrong_answer_once() -> None:
         "by_slot": [0, 1, 0, 2],
         "median_distance_to_gold": 1,
     }
-    assert summarise_attribution([], documents=2)["median_distance_to_gold"] is None
+    assert summarize_attribution([], documents=2)["median_distance_to_gold"] is None

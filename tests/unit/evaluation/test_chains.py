@@ -1,6 +1,6 @@
 import pytest
 
-from pos2distill.evaluation.chains import Chain, judge_chain, summarise_chains
+from pos2distill.evaluation.chains import Chain, judge_chain, summarize_chains
 from pos2distill.records import Document
 
 # As the two-hop toy writes them. In the prompt the gold documents are second (hop 2) and fourth (hop 1).
@@ -60,14 +60,14 @@ def test_judge_chain_cannot_judge_equal_or_missing_titles(title: str) -> None:
     assert judge_chain(RIGHT, correct=True, answers=("81 95",), shown=shown, by="title") is None
 
 
-def test_summarise_chains_ratios_by_group() -> None:
+def test_summarize_chains_ratios_by_group() -> None:
     chains = [
         ("a", "connected", Chain("none", True, None, 2)),
         ("a", "reversed", Chain("retrieval", True, 3, 1)),
         ("b", "connected", Chain("answer", False, None, 2)),
         ("b", "reversed", Chain("retrieval", False, None, 0)),
     ]
-    summary = summarise_chains(chains, documents=4, seed=0)
+    summary = summarize_chains(chains, documents=4, seed=0)
     assert {step: summary["overall"][step]["value"] for step in ("retrieval", "reasoning", "answer", "none")} == {
         "retrieval": 0.5,
         "reasoning": 0,

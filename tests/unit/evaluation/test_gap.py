@@ -186,7 +186,7 @@ def test_position_p_value_sees_an_effect_and_no_effect() -> None:
     assert 1 <= sum(p <= 0.05 for p in flat) <= 12
 
 
-def test_position_p_value_allows_neighbouring_slots_to_answer_alike() -> None:
+def test_position_p_value_allows_neighboring_slots_to_answer_alike() -> None:
     """A flat model. 20 alarms of 400 are expected; a permutation within each example raises about 45."""
     alarms = 0
     for seed in range(400):

@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from pos2distill.evaluation.references import compare_references, summarise_references
+from pos2distill.evaluation.references import compare_references, summarize_references
 from tests.support.predictions import predictions
 from tests.support.reports import STUDY, with_evaluation
 
@@ -19,7 +19,7 @@ def table(closed_book: list[int], gold_alone: list[int]) -> pa.Table:
 
 
 def test_references_are_no_answers_of_other_prompts() -> None:
-    summary = summarise_references(table([0, 0, 0, 1], [1, 1, 0, 1]), ASKED)
+    summary = summarize_references(table([0, 0, 0, 1], [1, 1, 0, 1]), ASKED)
     assert summary is not None
     assert (summary["closed_book"]["accuracy"], summary["gold_alone"]["accuracy"]) == (0.25, 0.75)
     # 3 of 4: Wilson's lower end, and Poisson's for one that is wrong.
@@ -31,7 +31,7 @@ def test_references_of_several_hops_have_as_many_documents_as_an_example_has_hop
     study = ASKED.model_copy(update={"data": STUDY.data.model_copy(update={"hops": (2, 3)})})
     # One question of two hops, which is right, and two of three hops.
     alone = [predictions(2, [[1]], slots=[(0, 1)]), predictions(3, [[0], [0], [0]], slots=[(0, 1, 2)])[1:]]
-    summary = summarise_references(pa.concat_tables([predictions(0, [[0]] * 3, slots=[()]), *alone]), study)
+    summary = summarize_references(pa.concat_tables([predictions(0, [[0]] * 3, slots=[()]), *alone]), study)
     assert summary is not None
     assert summary["gold_alone"]["accuracy"] == pytest.approx(1 / 3)
 
@@ -52,5 +52,5 @@ def test_references_of_two_models_are_paired_by_question() -> None:
 
 def test_there_are_no_references_unless_they_are_asked_for() -> None:
     answers = table([0], [1])
-    assert summarise_references(answers, STUDY) is None
+    assert summarize_references(answers, STUDY) is None
     assert compare_references(answers, answers, STUDY) is None

@@ -136,7 +136,7 @@ def test_gaps_are_shown_with_interval_and_corrected(inputs: ReportInputs) -> Non
     report = replace(inputs, main=with_gaps(inputs.main))
     text = to_text(render_report(report)["index.html"].decode())
     assert "before, 95 %: [0.250, 0.450], corrected 0.330 after, 95 %: [above 0, 0.200], corrected -0.010 " in text
-    assert " ".join(gaps) in text  # neighbours in the table
+    assert " ".join(gaps) in text  # neighbors in the table
     assert f"| GAP (max - min) | {gaps[0]} | {gaps[1]} |" in render_model_card(report)
     page = evaluation_inputs(inputs.tasks[0])
     evaluation = replace(page.evaluation, curves=(report.main.after,))
@@ -306,7 +306,7 @@ def test_render_model_card_shows_the_curve(inputs: ReportInputs) -> None:
     assert rows == [("1", "1.000", "1.000"), ("2", "0.500", "1.000"), ("3", "0.000", "0.500")]
     assert "position 1 of 3" in body
     assert "0123456789abcdef" in body
-    assert "- **Base model**: `base/model`, licence apache-2.0." in body
+    assert "- **Base model**: `base/model`, license apache-2.0." in body
     assert "| `training.epochs` | `7` |" in body
     assert "git revision abc1234" in body
     assert f"**{verdict(inputs.main)}**" in body
@@ -320,7 +320,7 @@ def test_render_model_card_shows_no_paths_and_urls(inputs: ReportInputs, folder:
     command = f"python run.py study {folder}recipe.yaml"
     private = with_run(inputs, settings=settings, changed_settings=changed, command=command)
     card = render_model_card(replace(private, base_model=None))
-    assert "- **Base model**: `base`, licence apache-2.0." in card
+    assert "- **Base model**: `base`, license apache-2.0." in card
     assert "| `training.epochs` | `7` |" in card
     assert folder not in card
 
@@ -364,7 +364,7 @@ def test_render_report_of_two_hops_has_a_heat_map_and_no_weights(inputs: ReportI
 def test_render_report_and_summary_include_other_tasks(inputs: ReportInputs, html: str) -> None:
     assert build_summary(inputs)["other_tasks"]["chains"]["paired"]["mean_difference"] == 0.5
     assert re.search(r'<th scope="row">chains</th><td>0.500</td><td>1.000</td>', html)
-    assert "chains: sub-EM of the first line, SQuAD normalisation, greedy, on d." in html
+    assert "chains: sub-EM of the first line, SQuAD normalization, greedy, on d." in html
 
 
 def test_report_says_how_long_prompts_are(html: str, inputs: ReportInputs) -> None:

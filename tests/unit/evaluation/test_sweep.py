@@ -15,7 +15,7 @@ from pos2distill.evaluation.sweep import (
     estimate,
     render_sweep,
     shared_fraction,
-    summarise_sweep,
+    summarize_sweep,
 )
 
 
@@ -228,14 +228,14 @@ def test_render_sweep_of_initial_models_or_slots_that_differ() -> None:
     }
 
 
-def test_summarise_sweep_holds_every_cell() -> None:
-    summary = json.loads(json.dumps(summarise_sweep("ablation", CELLS)))
+def test_summarize_sweep_holds_every_cell() -> None:
+    summary = json.loads(json.dumps(summarize_sweep("ablation", CELLS)))
     assert [each["settings"]["seed"] for each in summary["cells"]] == [0, 1, 0, 1]
     assert summary["cells"][2]["tasks"]["chains"]["distilled"]["mean"] == 0.25
 
 
-def test_summarise_sweep_holds_the_estimates_over_seeds() -> None:
-    summary = json.loads(json.dumps(summarise_sweep("two seeds", seeds_with_corrected_gaps())))
+def test_summarize_sweep_holds_the_estimates_over_seeds() -> None:
+    summary = json.loads(json.dumps(summarize_sweep("two seeds", seeds_with_corrected_gaps())))
     (row,) = summary["estimates"]
     assert (row["label"], row["seeds"]) == ("r1", 2)
     after = row["tasks"]["training task"]["after"]

@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from pos2distill.evaluation.token_shift import Shift, summarise_shift
+from pos2distill.evaluation.token_shift import Shift, summarize_shift
 
 # Two slots, of which the first is the advantageous one; ten tokens with one spike, and four equal tokens.
 SPIKE = Shift(
@@ -18,8 +18,8 @@ EVEN = Shift(
 )
 
 
-def test_summarise_shift_of_a_spike_by_hand() -> None:
-    summary = summarise_shift([SPIKE, EVEN], seed=0)
+def test_summarize_shift_of_a_spike_by_hand() -> None:
+    summary = summarize_shift([SPIKE, EVEN], seed=0)
     assert (summary["examples"], summary["response_tokens"]) == (2, 14)
     # (.9 + 1.1) / 10 = .2 and .05 nats per token.
     assert [each["value"] for each in summary["nats_by_slot"]] == pytest.approx([0, 0.125])
@@ -44,18 +44,18 @@ def test_summarise_shift_of_a_spike_by_hand() -> None:
     json.dumps(summary, allow_nan=False)
 
 
-def test_summarise_shift_leaves_out_the_advantageous_slot_of_each_example() -> None:
+def test_summarize_shift_leaves_out_the_advantageous_slot_of_each_example() -> None:
     other = Shift(EVEN.kl_ST[::-1], EVEN.agrees_ST, EVEN.trivial_S[::-1])
-    assert summarise_shift([EVEN, other], seed=0)["nats_per_token"]["value"] == pytest.approx(0.05)
+    assert summarize_shift([EVEN, other], seed=0)["nats_per_token"]["value"] == pytest.approx(0.05)
 
 
-def test_summarise_shift_without_another_slot_or_any_shift() -> None:
+def test_summarize_shift_without_another_slot_or_any_shift() -> None:
     only = Shift(np.zeros((1, 3)), np.ones((1, 3), bool), np.array([False]))
-    assert "concentration" not in summarise_shift([only], seed=0)
+    assert "concentration" not in summarize_shift([only], seed=0)
     unmoved = Shift(np.zeros((1, 3)), np.ones((1, 3), bool), np.array([True]))
-    assert summarise_shift([unmoved], seed=0)["concentration"] == {"responses": 1}
+    assert summarize_shift([unmoved], seed=0)["concentration"] == {"responses": 1}
 
 
-def test_summarise_shift_spike_ratio_of_a_median_of_zero_is_none() -> None:
+def test_summarize_shift_spike_ratio_of_a_median_of_zero_is_none() -> None:
     spike = Shift(np.array([[0.0, 0.0, 0.3]]), np.ones((1, 3), bool), np.array([True]))
-    assert summarise_shift([spike], seed=0)["concentration"]["spike_ratio"]["median"] is None
+    assert summarize_shift([spike], seed=0)["concentration"]["spike_ratio"]["median"] is None

@@ -12,7 +12,7 @@ from examples.smollm2.make_model import (
     GGUF,
     GGUF_IN_WHEEL,
     check_answers,
-    dequantise_q4_1,
+    dequantize_q4_1,
     extract_gguf,
     main,
     pip_command,
@@ -171,18 +171,18 @@ def test_tensors_digest_changes_with_one_value(model_folder: Path) -> None:
 
 
 def test_check_answers_names_question_and_answers(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(make_model, "KNOWN_ANSWERS", {"What is red?": "A colour."})
-    with pytest.raises(UserError, match=r"to 'What is red\?' expected the answer 'A colour\.', got '"):
+    monkeypatch.setattr(make_model, "KNOWN_ANSWERS", {"What is red?": "A color."})
+    with pytest.raises(UserError, match=r"to 'What is red\?' expected the answer 'A color\.', got '"):
         check_answers(model_folder)
 
 
-def test_dequantise_q4_1_by_hand() -> None:
+def test_dequantize_q4_1_by_hand() -> None:
     """One block: scale 0.5, minimum -1, first value from a low half (3), 17th from the same byte's high half (10)."""
     block = np.zeros(20, np.uint8)
     block[0:2] = np.frombuffer(np.float16(0.5).tobytes(), np.uint8)
     block[2:4] = np.frombuffer(np.float16(-1).tobytes(), np.uint8)
     block[4] = 10 << 4 | 3
-    values = dequantise_q4_1(block[None])
+    values = dequantize_q4_1(block[None])
     assert values.shape == (1, 32)
     assert values.dtype == np.float32
     assert values[0, 0] == 0.5
@@ -191,6 +191,6 @@ def test_dequantise_q4_1_by_hand() -> None:
 
 
 def test_undo_rotary_order_by_hand() -> None:
-    """Two heads of four rows: pairs (0, 2) and (1, 3) are neighbours in a GGUF file."""
+    """Two heads of four rows: pairs (0, 2) and (1, 3) are neighbors in a GGUF file."""
     rows = np.array([[0], [2], [1], [3], [4], [6], [5], [7]], np.float32)
     assert undo_rotary_order(rows, heads=2)[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]

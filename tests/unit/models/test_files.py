@@ -20,7 +20,7 @@ from huggingface_hub import constants
 from pos2distill.config import ModelSection
 from pos2distill.errors import TransientError, UserError
 from pos2distill.models import files
-from pos2distill.models.files import files_version, local_folder, model_digest, read_licence
+from pos2distill.models.files import files_version, local_folder, model_digest, read_license
 from pos2distill.models.load import context_length, load_config, load_model, load_tokenizer
 from pos2distill.scratch import user_folder
 from tests.support.hub_server import COMMIT, hub_server, use_hub
@@ -353,7 +353,7 @@ def silent_hub(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[str]:
 
 
 def test_local_folder_names_a_hub_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A misspelt folder of two parts looks like a name on the hub, so the message is of both."""
+    """A misspelled folder of two parts looks like a name on the hub, so the message is of both."""
     with silent_hub(monkeypatch, tmp_path) as address:
         pass  # it is closed
     expected = (
@@ -445,7 +445,7 @@ def test_a_cache_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch, e
 
 
 @pytest.mark.parametrize(
-    ("card", "licence"),
+    ("card", "license"),
     [
         ("---\nlicense: apache-2.0\ntags: [a]\n---\n# A model\n", "apache-2.0"),
         ("---\ntags: [a]\n---\n", None),
@@ -456,11 +456,11 @@ def test_a_cache_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch, e
         (None, None),
     ],
 )
-def test_read_licence_is_what_the_card_says(tmp_path: Path, card: str | None, licence: str | None) -> None:
+def test_read_license_is_what_the_card_says(tmp_path: Path, card: str | None, license: str | None) -> None:
     if card is not None:
         (tmp_path / "README.md").write_text(card)
-    assert read_licence(ModelSection(path=str(tmp_path))) == licence
+    assert read_license(ModelSection(path=str(tmp_path))) == license
 
 
-def test_read_licence_of_a_hub_model_is_not_known() -> None:
-    assert read_licence(ModelSection(path="owner/name")) is None
+def test_read_license_of_a_hub_model_is_not_known() -> None:
+    assert read_license(ModelSection(path="owner/name")) is None

@@ -173,7 +173,7 @@ def test_response_hidden_states_of_a_plain_model_keep_rows_apart_by_positions(
 
 
 def test_response_hidden_states_of_a_row_do_not_depend_on_other_rows(lm: PreTrainedModel) -> None:
-    """A row whose tokens are others and whose length is another leaves the states of its neighbours as they are."""
+    """A row whose tokens are others and whose length is another leaves the states of its neighbors as they are."""
     prompts, responses = draw_tokens((20, 30, 11), 0), draw_tokens((4, 3, 5), 1)
     (other,) = draw_tokens((13,), 2)
     with torch.no_grad():

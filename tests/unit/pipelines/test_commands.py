@@ -20,7 +20,7 @@ from pos2distill.errors import Stopped, TransientError, UserError
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.lease import Lease
 from scripts.model_families import save_tiny
-from tests.support.commands import run_analyse, run_distill, run_evaluate, run_sample, run_study
+from tests.support.commands import run_analyze, run_distill, run_evaluate, run_sample, run_study
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_check_against_model_refuses_incomplete_weights(
     assert capsys.readouterr().out == ""  # no stage was run
 
 
-@pytest.mark.parametrize("command", [run_study, run_sample, describe, run_analyse])
+@pytest.mark.parametrize("command", [run_study, run_sample, describe, run_analyze])
 def test_commands_that_read_hidden_states_refuse_an_untrainable_family_first(
     make_recipe: Callable[..., Recipe],
     tiny_model_path: str,
@@ -172,7 +172,7 @@ def test_a_stage_that_is_stopped_after_it_was_published_keeps_its_provenance(
 def test_describe_refuses_a_sweep_where_the_command_does(make_recipe: Callable[..., Recipe]) -> None:
     recipe = make_recipe(sweep={"method.k": [1, 2]})
     assert describe(recipe, "study").count("# study ") == 2
-    for command in ("evaluate", "analyse", "sample", "distill"):
+    for command in ("evaluate", "analyze", "sample", "distill"):
         with pytest.raises(UserError, match="is a sweep of several studies; this command takes one study"):
             describe(recipe, command)
 

@@ -392,7 +392,7 @@ def test_evaluate_refuses_settings_that_do_not_fit(
     assert message in error
 
 
-@pytest.mark.parametrize("command", ["study", "analyse", "sample", "distill"])
+@pytest.mark.parametrize("command", ["study", "analyze", "sample", "distill"])
 def test_commands_that_train_refuse_a_server(
     make_recipe: Callable[..., Recipe], command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

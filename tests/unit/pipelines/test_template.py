@@ -14,7 +14,7 @@ from pos2distill.models.prompts import load_prompt_builder
 from pos2distill.records import Example, example_from_row
 from pos2distill.tasks.permutations import arrange
 from pos2distill.tasks.prompts import PromptBuilder
-from tests.support.commands import run_analyse, run_distill, run_evaluate
+from tests.support.commands import run_analyze, run_distill, run_evaluate
 
 TEMPLATE = {
     "system": "Answer from this:\n{documents}\nNothing else.",
@@ -41,10 +41,10 @@ def test_study_with_a_template_has_its_prompts_everywhere(
     )
     run_evaluate(recipe)
     run_distill(recipe)
-    run_analyse(recipe)
+    run_analyze(recipe)
     plan = make_plan(recipe)
-    assert plan.analyse_base is not None
-    assert plan.analyse_base.artifact.manifest() is not None
+    assert plan.analyze_base is not None
+    assert plan.analyze_base.artifact.manifest() is not None
     examples = [example_from_row(row) for row in plan.prepare.artifact.read_table("evaluation.parquet").to_pylist()]
     expected = {(each.example_id, slot): expected_prompt(each, slot) for each in examples for slot in (0, 2)}
     # As stored, as exported, and as the trainer builds them.

@@ -373,7 +373,7 @@ print(prompt_builder(study, 8).reserve)
 """
 
 
-def test_prompt_builder_survives_a_cancelled_task(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_prompt_builder_survives_a_canceled_task(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
     """Ray cancels a task by an interrupt, and gives its process other tasks."""
     make_recipe()
     command = [sys.executable, "-c", INTERRUPTED, str(tmp_path / "recipe.yaml")]

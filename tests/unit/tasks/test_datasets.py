@@ -308,7 +308,7 @@ def test_load_split_looks_for_answers_in_distractors_as_words(write: Write, answ
     assert load_split(data, documents=2, seed=0).counts["answer_in_distractor"] == found
 
 
-def test_load_split_keeps_questions_that_only_normalised_text_does_not_tell_apart(write: Write) -> None:
+def test_load_split_keeps_questions_that_only_normalized_text_does_not_tell_apart(write: Write) -> None:
     names = ["C", "C++", "C#", "the C"]
     records = [question_record(index, f"What is {name}?") for index, name in enumerate(names)]
     split = load_split(section(write(records), train_examples=0, eval_examples=4, eval_fraction=1), documents=2, seed=0)

@@ -165,7 +165,7 @@ def test_parse_generic_needs_neither_id_nor_title(read: Read) -> None:
     assert bare.documents == (Document("Owl", "The owl has 17."), Document("", "The fox has 42.", 0))
     assert bare.answers == ("42", "forty-two")
     assert named.example_id == "fox-1"
-    # Without an id, the id is derived from the normalised question, so the same question is the same example.
+    # Without an id, the id is derived from the normalized question, so the same question is the same example.
     assert bare.example_id == read("jsonl", {**GENERIC, "question": "which code has THE fox"}).example_id
 
 
@@ -422,7 +422,7 @@ def test_reasons_and_formats_are_all_in_the_docs() -> None:
         ({**GENERIC, "answers": ["42", " "]}, "line 1, answers: one is blank; expected text"),
         (
             {**GENERIC, "answers": ["*", "The!"]},
-            "line 1, answers: ['*', 'The!'] are all empty once normalised; expected words",
+            "line 1, answers: ['*', 'The!'] are all empty once normalized; expected words",
         ),
         ({**GENERIC, "question": 5}, "line 1, question: expected text, got 5"),
         ({**GENERIC, "question": "  "}, "line 1, question: empty"),

@@ -57,7 +57,7 @@ def test_sub_exact_match(text: str, answers: list[str], right: bool) -> None:
     ("text", "answers", "right"),
     [
         ("Sure!\nThe value is 8F2E-a1.", ["8f2e-A1"], True),
-        ("8f2e a1", ["8f2e-a1"], False),  # nothing is normalised
+        ("8f2e a1", ["8f2e-a1"], False),  # nothing is normalized
         ("anything", [""], False),
     ],
 )

@@ -49,7 +49,7 @@ def to_parquet(lines: Path, url: str) -> str:
 @pytest.mark.parametrize("storage", ["disk", "memory"], indirect=True)
 def test_read_records_of_parquet_equal_those_of_json_lines(lines: Path, storage: str) -> None:
     folder = storage.rpartition("/")[0]  # in a path of data, * is a pattern
-    url = to_parquet(lines, f"{folder}/table")  # recognised by its first bytes, not by its name
+    url = to_parquet(lines, f"{folder}/table")  # recognized by its first bytes, not by its name
     from_lines = [record for _, record in read_records(str(lines))]
     rows = list(read_records(url))
     assert [location for location, _ in rows] == [f"row {number}" for number in range(1, 601)]

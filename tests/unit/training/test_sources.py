@@ -18,7 +18,7 @@ def test_epoch_order_shuffles_later_epochs_differently_window_by_window() -> Non
     assert epoch_order(4 * WINDOW, 1, 1).tolist() != second.tolist()
     for start in range(0, 4 * WINDOW, WINDOW):
         window = second[start : start + WINDOW]
-        assert window.max() - window.min() == WINDOW - 1  # neighbours, which are in the same parts of the store
+        assert window.max() - window.min() == WINDOW - 1  # neighbors, which are in the same parts of the store
         assert sorted(window) != window.tolist()
 
 

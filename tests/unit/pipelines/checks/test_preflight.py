@@ -268,7 +268,7 @@ def test_check_temporary_space(
         ("", {"executor": "ray", "pending": "distill"}, ["trainers"]),
         (
             "",
-            {"executor": "ray", "pending": "stages_for_analyse", "analysis": {"examples": 3}},
+            {"executor": "ray", "pending": "stages_for_analyze", "analysis": {"examples": 3}},
             ["samplers", "teachers"],
         ),
         ("ADDRESS", {"executor": "ray"}, []),
@@ -348,7 +348,7 @@ def test_preflight_warns_of_a_context_beyond_the_models(make_recipe: Make, capsy
     assert "warning: model.max_length: 513, but" in capsys.readouterr().err
 
 
-def test_the_longest_example_of_all_is_tokenised(make_recipe: Make) -> None:
+def test_the_longest_example_of_all_is_tokenized(make_recipe: Make) -> None:
     """One long document among 40 records, in the last of 12 evaluation examples."""
     recipe = make_recipe(data={"eval_examples": 12})
     data = recipe.study.data

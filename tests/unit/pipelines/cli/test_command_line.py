@@ -15,7 +15,7 @@ from pipelines.cli import command_line
 from pipelines.cli.browse import BROWSING
 from pipelines.cli.job_command import COMMAND_HELP
 from pipelines.plan import make_plan
-from pipelines.terminal import summarise_manifest
+from pipelines.terminal import summarize_manifest
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from pos2distill.config.read import recipe_names
@@ -36,7 +36,7 @@ def recipe(make_recipe: Make, tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("module", ["cli.command_line", "commands", "dry_run", "api"])
 def test_no_heavy_packages_are_imported_before_they_are_needed(module: str) -> None:
-    """Help, misspelt fields, paths of nothing and cached results are answered at once."""
+    """Help, misspelled fields, paths of nothing and cached results are answered at once."""
     code = (
         f"import sys, pipelines.{module}\n"
         "from pos2distill.config.load import load_recipe\n"
@@ -323,13 +323,13 @@ def test_report_names_unfinished_studies_of_a_sweep(
     )
 
 
-def test_summarise_manifest_shows_the_choice_or_the_counts() -> None:
+def test_summarize_manifest_shows_the_choice_or_the_counts() -> None:
     choice = {"slots": [3, 4], "accuracy": 0.75, "ci95": [0.7, 0.8], "curve": {"documents": 20}}
     assert (
-        summarise_manifest(Manifest("f", {"prompts": 9}, {}, choice))
+        summarize_manifest(Manifest("f", {"prompts": 9}, {}, choice))
         == "position 4>5 of 20 documents, 0.75 [0.70, 0.80]"
     )
-    assert summarise_manifest(Manifest("f", {"rows": 9, "train_unused": 2}, {}, {})) == "rows 9, train unused 2"
+    assert summarize_manifest(Manifest("f", {"rows": 9, "train_unused": 2}, {}, {})) == "rows 9, train unused 2"
 
 
 def test_study_refuses_a_folder_that_holds_other_files(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -396,7 +396,7 @@ def test_main_refuses_wrong_words_in_one_line(arguments: list[str], capsys: pyte
     ("words", "hint"),
     [
         ("studdy quickstart", "error: studdy: no such command; did you mean 'study'? (see python run.py --help)"),
-        ("measure quickstart", "error: measure: no such command; expected one of: analyse, cluster, compare, "),
+        ("measure quickstart", "error: measure: no such command; expected one of: analyze, cluster, compare, "),
         ("cluster rendr gke", "error: rendr: no such action; did you mean 'render'? (see python run.py cluster --he"),
         ("cluster gke", "error: gke: no such action; expected one of: delete, logs, render, status, submit, valid"),
         ("study quickstart --dryrun", "unrecognized arguments: --dryrun; did you mean '--dry-run'?"),

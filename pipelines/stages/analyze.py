@@ -1,4 +1,4 @@
-"""Stage `analyse`: why answers differ by position, from forward passes and from the predictions of an evaluation.
+"""Stage `analyze`: why answers differ by position, from forward passes and from the predictions of an evaluation.
 
 The analysis of the distilled model reads the responses and the states of the base model from that of the base model.
 """
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from pos2distill.config import AnalysisSection, ModelSection, PoolSection, Study
 from pos2distill.config.restrict import restrict
-from pos2distill.evaluation.analysis import FIGURES, summarise_analysis
+from pos2distill.evaluation.analysis import FIGURES, summarize_analysis
 from pos2distill.records import PASSES_SCHEMA, RESPONSE_SCHEMA, Example, Slots, example_from_row
 from pos2distill.sampling.blocks import batches_of, examples_per_block, index_blocks
 from pos2distill.sampling.engines.protocol import Completion, SamplingParams
@@ -65,17 +65,17 @@ def plan(
     settings = restrict(context.study, _FIELDS)
     examples = evaluation_examples(context.prepare, context.digests)
     inputs = {"examples": examples, "predictions": evaluation.output(), **context.training_inputs}
-    name, folder = "analyse base", BASE_ANALYSIS
+    name, folder = "analyze base", BASE_ANALYSIS
     if distill is not None and base_analysis is not None:
         inputs["checkpoint"] = distill.output()
         inputs["base_analysis"] = base_analysis.output()
-        name, folder = "analyse distilled", DISTILLED_ANALYSIS
+        name, folder = "analyze distilled", DISTILLED_ANALYSIS
     artifact = Artifact(context.storage, folder, context.digests.fingerprint(settings, inputs))
     return Stage(name, artifact, settings, run, inputs)
 
 
 def run(stage: Stage, context: RunContext) -> Manifest:
-    """Answer at the advantageous slot (base model), pass over the right answers at every placement, and summarise.
+    """Answer at the advantageous slot (base model), pass over the right answers at every placement, and summarize.
 
     Counts: examples = right + wrong + empty + failed, of the answers at the advantageous slot; passes = right answers *
     placements.
@@ -86,7 +86,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     artifact.fs.makedirs(artifact.path, exist_ok=True)
     answer_parts = TableParts(artifact, _ANSWERS, ["example_id"], "answer-parts")
     pass_parts = TableParts(artifact, PASSES_SCHEMA, ["example_id"], "pass-parts")
-    with recorded_seconds(stage, context, "analyse") as seconds:
+    with recorded_seconds(stage, context, "analyze") as seconds:
         if "base_analysis" in stage.inputs:
             responses = stage.inputs["base_analysis"].artifact.read_table(PASSES, _RESPONSES)
             counts = _answer_counts(stage.inputs["base_analysis"].manifest().counts)
@@ -94,7 +94,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
             responses, counts = _answer(stage, base, context, answer_parts)
         passes = _pass(study, base.model, context, responses, pass_parts, stage.name)
     predictions = read_predictions(stage.inputs["predictions"].artifact)
-    summary = summarise_analysis(study, passes, predictions, _examples(stage))
+    summary = summarize_analysis(study, passes, predictions, _examples(stage))
     counts["passes"] = pc.sum(pc.list_value_length(passes["kl"])).as_py() or 0
     artifact.write_table(PASSES, passes)
     artifact.write_json(ANALYSIS, summary)

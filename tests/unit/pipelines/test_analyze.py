@@ -11,7 +11,7 @@ import pytest
 from pipelines.cli import command_line
 from pipelines.plan import make_plan
 from pipelines.progress import StageProgress, show_stage
-from pipelines.stages import analyse
+from pipelines.stages import analyze
 from pos2distill.config.load import load_recipe
 from pos2distill.errors import ExitCode
 from pos2distill.store.artifacts import Artifact
@@ -40,10 +40,10 @@ def analyses_in(storage: Path) -> dict[str, Any]:
     return json.loads((storage / "analysis" / "analysis.json").read_text())
 
 
-def test_analyse_base_then_study_then_analyse_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_analyze_base_then_study_then_analyze_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     storage = tmp_path / "run"
-    said = run(capsys, "analyse", "quickstart", storage)
-    assert re.search(r"^analyse base .* examples 4, right 4, wrong 0, empty 0, failed 0, passes 8$", said, re.MULTILINE)
+    said = run(capsys, "analyze", "quickstart", storage)
+    assert re.search(r"^analyze base .* examples 4, right 4, wrong 0, empty 0, failed 0, passes 8$", said, re.MULTILINE)
     assert "base: at positions other than the advantageous one" in said
     base = analyses_in(storage)["base"]
     assert (base["documents"], base["slots"], base["token_shift"]["examples"]) == (8, [[0], [7]], 4)
@@ -59,25 +59,25 @@ def test_analyse_base_then_study_then_analyse_both(tmp_path: Path, capsys: pytes
 
     # A study with the same section shows it in the report, and another without it computes nothing again.
     said = run(capsys, "study", "quickstart", storage, "analysis={}")
-    assert re.search(r"^analyse base  +cached", said, re.MULTILINE)
-    assert re.search(r"^analyse distilled  +\d", said, re.MULTILINE)
+    assert re.search(r"^analyze base  +cached", said, re.MULTILINE)
+    assert re.search(r"^analyze distilled  +\d", said, re.MULTILINE)
     assert analyses_in(storage).keys() == {"base", "distilled"}
     page = (storage / "report" / "index.html").read_text()
     assert "<h2>Why answers differ by position</h2>" in page
     assert '<div id="token-shift" class="chart">' in page
     assert "token-shift.png" not in page  # its data is in the page
     said = run(capsys, "study", "quickstart", storage)
-    assert "analyse base" not in said
+    assert "analyze base" not in said
     assert "Why answers differ" not in (storage / "report" / "index.html").read_text()
-    said = run(capsys, "analyse", "quickstart", storage)
+    said = run(capsys, "analyze", "quickstart", storage)
     assert said.count("cached") == 5
     assert "distilled: at positions other than the advantageous one" in said
 
 
-def test_analyse_chains_of_two_hops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_analyze_chains_of_two_hops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     storage = tmp_path / "run"
     settings = ["evaluation.slots=pairs", "analysis.attention=false", "data.documents=10", "data.eval_examples=2"]
-    said = run(capsys, "analyse", "quickstart_r2", storage, *settings)
+    said = run(capsys, "analyze", "quickstart_r2", storage, *settings)
     assert "attention            not available: analysis.attention is false" in said
     base = analyses_in(storage)["base"]
     shift = base["thought_shift"]
@@ -92,26 +92,26 @@ def test_analyse_chains_of_two_hops(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "thought-shift.png" in {path.name for path in (storage / "analysis").iterdir()}
 
 
-def test_analyse_generates_only_answers_that_the_evaluation_lacks(
+def test_analyze_generates_only_answers_that_the_evaluation_lacks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same answers, whether the advantageous slot was evaluated or not."""
     settings = ("evaluation.slots=[0]", "analysis.attention=false")
-    run(capsys, "analyse", "quickstart", tmp_path / "generated", *settings)
+    run(capsys, "analyze", "quickstart", tmp_path / "generated", *settings)
     settings = ("evaluation.slots=[0, 7]", "analysis.attention=false")
-    monkeypatch.setattr(analyse, "_generate", None)  # not called
-    run(capsys, "analyse", "quickstart", tmp_path / "evaluated", *settings)
+    monkeypatch.setattr(analyze, "_generate", None)  # not called
+    run(capsys, "analyze", "quickstart", tmp_path / "evaluated", *settings)
     first, second = (analyses_in(tmp_path / name)["base"]["token_shift"] for name in ("generated", "evaluated"))
     assert first["response_tokens"] == second["response_tokens"]
     assert first["nats_by_token"][0] == pytest.approx(second["nats_by_token"][0], abs=1e-6)
 
 
-def test_analyse_resumes_after_every_part(
+def test_analyze_resumes_after_every_part(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four questions whose answers are generated in one part, and passed over in a part each."""
     settings = ("evaluation.slots=[0]", "analysis.attention=false")
-    monkeypatch.setattr(analyse, "_RESPONSES_PER_BLOCK", 1)
+    monkeypatch.setattr(analyze, "_RESPONSES_PER_BLOCK", 1)
     run(capsys, "evaluate", "quickstart", tmp_path, *settings)
     append = TableParts.append
     written: list[str] = []
@@ -124,22 +124,22 @@ def test_analyse_resumes_after_every_part(
 
     monkeypatch.setattr(TableParts, "append", append_one)
     for folder in ("answer-parts", "pass-parts", "pass-parts", "pass-parts"):
-        exit_code = command_line.main(["analyse", "quickstart", *TOY, f"runtime.storage={tmp_path}", *settings])
+        exit_code = command_line.main(["analyze", "quickstart", *TOY, f"runtime.storage={tmp_path}", *settings])
         assert exit_code == ExitCode.INTERRUPTED
         assert written == [folder]
         written.clear()
     capsys.readouterr()
-    said = run(capsys, "analyse", "quickstart", tmp_path, *settings)
+    said = run(capsys, "analyze", "quickstart", tmp_path, *settings)
     assert written == ["pass-parts"]
     monkeypatch.setattr(TableParts, "append", append)
     assert "examples 4, right 4, wrong 0, empty 0, failed 0, passes 4" in said
-    run(capsys, "analyse", "quickstart", tmp_path / "undisturbed", *settings)
+    run(capsys, "analyze", "quickstart", tmp_path / "undisturbed", *settings)
     shift, undisturbed = (analyses_in(folder)["base"]["token_shift"] for folder in (tmp_path, tmp_path / "undisturbed"))
     assert shift == undisturbed
     assert not list(tmp_path.glob("base-analysis-*/*-parts"))
 
 
-def test_analyse_shows_progress_while_it_generates_and_while_it_passes(
+def test_analyze_shows_progress_while_it_generates_and_while_it_passes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[tuple[str, str, int]] = []
@@ -150,9 +150,9 @@ def test_analyse_shows_progress_while_it_generates_and_while_it_passes(
             yield progress
         shown.append((label, f"{progress.count} of {total} {unit}s", progress.done))
 
-    monkeypatch.setattr(analyse, "show_stage", recording)
-    run(capsys, "analyse", "quickstart", tmp_path, "evaluation.slots=[0]", "analysis.attention=false")
-    assert shown == [("analyse base", "4 of 4 prompts", 0), ("analyse base", "4 of 4 responses", 0)]
+    monkeypatch.setattr(analyze, "show_stage", recording)
+    run(capsys, "analyze", "quickstart", tmp_path, "evaluation.slots=[0]", "analysis.attention=false")
+    assert shown == [("analyze base", "4 of 4 prompts", 0), ("analyze base", "4 of 4 responses", 0)]
 
 
 def evaluation_of(storage: Path) -> Artifact:
@@ -160,10 +160,10 @@ def evaluation_of(storage: Path) -> Artifact:
     return Artifact(str(storage), "base-scores", folder.name.removeprefix("base-scores-"))
 
 
-def test_analyse_without_right_answers_says_why(make_recipe: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_analyze_without_right_answers_says_why(make_recipe: Any, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = make_recipe(data={"eval_examples": 2}, runtime={"executor": "local"})
     path = Path(recipe.storage).parent / "recipe.yaml"
-    assert command_line.main(["analyse", str(path)]) == 0
+    assert command_line.main(["analyze", str(path)]) == 0
     said = capsys.readouterr().out
     assert "token shift          not available: no answer at the advantageous slot was right" in said
     analysis = analyses_in(Path(recipe.storage))["base"]
@@ -174,19 +174,19 @@ def test_analyse_without_right_answers_says_why(make_recipe: Any, capsys: pytest
 def test_make_plan_with_an_analysis_keeps_all_other_fingerprints(make_recipe: Any) -> None:
     without, with_it = make_plan(make_recipe()), make_plan(make_recipe(analysis={"examples": 3}))
     plain = {stage.name: stage.fingerprint for stage in without.stages}
-    analysed = {stage.name: stage.fingerprint for stage in with_it.stages}
-    assert list(analysed) == [*plain, "analyse base", "analyse distilled"]
-    assert plain.items() <= analysed.items()
+    analyzed = {stage.name: stage.fingerprint for stage in with_it.stages}
+    assert list(analyzed) == [*plain, "analyze base", "analyze distilled"]
+    assert plain.items() <= analyzed.items()
     assert without.fingerprint != with_it.fingerprint
-    assert without.stages_for_analyse == []
+    assert without.stages_for_analyze == []
     assert "analysis" not in without.study.model_dump(mode="json")
 
 
 @pytest.mark.parametrize(
     ("override", "changed"),
     [
-        ({"analysis": {"examples": 4}}, {"analyse base", "analyse distilled"}),
-        ({"training": {"epochs": 2}}, {"distill", "evaluate distilled", "analyse distilled"}),
+        ({"analysis": {"examples": 4}}, {"analyze base", "analyze distilled"}),
+        ({"training": {"epochs": 2}}, {"distill", "evaluate distilled", "analyze distilled"}),
         ({"evaluation": {"bootstrap_samples": 300}}, set()),
     ],
 )
@@ -198,24 +198,24 @@ def test_make_plan_setting_changes_its_analyses(make_recipe: Any, override: Any,
 
 
 @pytest.mark.parametrize("method", ["reorder", "ms_poe", "attention_buckets"])
-def test_analyse_refuses_methods_that_change_how_the_model_answers(
+def test_analyze_refuses_methods_that_change_how_the_model_answers(
     method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     overrides = [*TOY, f"runtime.storage={tmp_path}", f"inference.method={method}"]
-    assert command_line.main(["analyse", "quickstart", *overrides]) == 2
+    assert command_line.main(["analyze", "quickstart", *overrides]) == 2
     message = f"analysis: it runs the model as it is, without inference.method '{method}'; leave one of them out\n"
     assert capsys.readouterr().err == f"error: quickstart: {message}"
     assert command_line.main(["study", "quickstart", *overrides, "analysis={}"]) == 2
     assert capsys.readouterr().err.endswith(message)
 
 
-def test_analyse_dry_run_names_its_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command_line.main(["analyse", "quickstart", *TOY, f"runtime.storage={tmp_path}", "--dry-run"]) == 0
+def test_analyze_dry_run_names_its_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["analyze", "quickstart", *TOY, f"runtime.storage={tmp_path}", "--dry-run"]) == 0
     stages = re.findall(r"^#   to run    (\w+(?: \w+)*)  ", capsys.readouterr().out, re.MULTILINE)
-    assert stages == ["prepare", "evaluate base", "analyse base"]
+    assert stages == ["prepare", "evaluate base", "analyze base"]
 
 
 def test_analysis_settings_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command_line.main(["analyse", "quickstart", "analysis.exampels=3"]) == 2
+    assert command_line.main(["analyze", "quickstart", "analysis.exampels=3"]) == 2
     assert "analysis.exampels: unknown field; did you mean 'examples'?" in capsys.readouterr().err
     assert load_recipe("quickstart", ["analysis={}"]).study.analysis is not None
