@@ -1,5 +1,5 @@
 # make quickstart: install, run the built-in study, show the curves.  make test: install, run the fast tests.
-# make real: install, make a small real language model, distil it on generated questions, show the curves.
+# make real: install, make a small real language model, distill it on generated questions, show the curves.
 # Needs Python 3.11, make, git and a C++ compiler; everything else comes from the lock files in requirements/.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)

@@ -100,7 +100,7 @@ def learning_rate(fraction: float, rate: float) -> float:
     return rate * min(1, fraction / WARMUP) * (0.1 + 0.9 * cosine)
 
 
-def distil(student: Any, teacher: Any, batches: list[list[Row]], advantageous: int, rate: float) -> None:
+def distill(student: Any, teacher: Any, batches: list[list[Row]], advantageous: int, rate: float) -> None:
     """One step of AdamW for each batch of rows."""
     optimizer = torch.optim.AdamW(student.parameters(), betas=(0.9, 0.95), weight_decay=0.01)
     for step, rows in enumerate(batches, start=1):
@@ -115,7 +115,7 @@ def distil(student: Any, teacher: Any, batches: list[list[Row]], advantageous: i
 
 
 def main(model: str, data: str, documents: int, rate: float, out: str) -> None:
-    """Evaluate, sample, distil, evaluate again and save."""
+    """Evaluate, sample, distill, evaluate again and save."""
     set_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
@@ -137,14 +137,14 @@ def main(model: str, data: str, documents: int, rate: float, out: str) -> None:
     if not kept:
         raise SystemExit(f"{model}: no response is right, so there is nothing to train on")
     epoch = DataLoader(kept, EXAMPLES_PER_BATCH, shuffle=True, collate_fn=lambda examples: [*chain(*examples)])
-    distil(student, teacher, [rows for _ in range(EPOCHS) for rows in epoch], last, rate)
+    distill(student, teacher, [rows for _ in range(EPOCHS) for rows in epoch], last, rate)
     print("after:", accuracy_by_slot(student, tokenizer, held_out, documents), flush=True)
     student.save_pretrained(out)
     tokenizer.save_pretrained(out)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Distil a model on JSONL like the toy's; by default, the toy itself.")
+    parser = argparse.ArgumentParser(description="Distill a model on JSONL like the toy's; by default, the toy itself.")
     for name, default in DEFAULTS.items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"default: {default}")
     main(**vars(parser.parse_args()))

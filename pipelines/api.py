@@ -187,7 +187,7 @@ def distill(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questi
 
 
 def study(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questions | None = None) -> StudyResult:
-    """Run the whole chain of a recipe: evaluate, sample, distil, evaluate, report. Arguments: as in `evaluate`.
+    """Run the whole chain of a recipe: evaluate, sample, distill, evaluate, report. Arguments: as in `evaluate`.
 
     Raises:
         UserError: as `evaluate`, and for a sweep, which the command line runs.

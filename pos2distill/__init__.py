@@ -1,4 +1,4 @@
-"""Pos2Distill: distil a language model's best document slot into all the others.
+"""Pos2Distill: distill a language model's best document slot into all the others.
 
 `pos2distill.evaluate`, `sample`, `distill` and `study` run what the commands of these names run, and return objects
 (docs/python.md). They are imported when they are first used.

@@ -22,7 +22,7 @@ def build_parser() -> OneLineParser:
     """The parser of all commands, with the parser of each in `commands`."""
     parser = OneLineParser(
         prog=_program(),
-        description="Reduce the position bias of a language model: distil its best document slot into all the others.",
+        description="Reduce the position bias of a language model: distill its best document slot into all the others.",
         epilog=_as_typed(examples()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

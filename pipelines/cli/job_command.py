@@ -9,7 +9,7 @@ from pos2distill.errors import UserError, did_you_mean
 from .gate_options import gate_flags
 
 COMMAND_HELP = {
-    "study": "the whole chain: evaluate, sample, distil, evaluate again, report; finished stages are skipped",
+    "study": "the whole chain: evaluate, sample, distill, evaluate again, report; finished stages are skipped",
     "evaluate": "accuracy at every slot: of a recipe's base model and checkpoint if there is one, or of any --model",
     "analyze": "why answers of a recipe's models differ by position: KL by token, recovery, attention, failed steps",
     "sample": "advantaged responses into the sample store, with the teacher's hidden states",

@@ -228,7 +228,7 @@ class MethodSection(Section):
             raise ValueError("teacher_topk: input should be greater than or equal to 1, got 0")
         if self.alignment == "official":
             raise ValueError(
-                "alignment: 'official' distils one position after the response's end, where the sampler knows no "
+                "alignment: 'official' distills one position after the response's end, where the sampler knows no "
                 "probabilities; set teacher to cached or resident"
             )
         if self.weights == "adaptive":

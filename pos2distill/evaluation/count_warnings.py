@@ -78,9 +78,9 @@ def shortage_warning(counts: Mapping[str, int]) -> str | None:
     if counts.get("kept", 0) >= counts.get("wanted", 0):
         return None
     return (
-        f"{counts['kept']} of {counts['wanted']} examples (data.train_examples) were kept after all "
-        f"{counts['sampled']} candidates had been sampled; raise data.train_candidates, give more data, or try another "
-        f"slot or model"
+        f"{counts['kept']} of {counts['wanted']} wanted samples were kept after all {counts['sampled']} candidates had "
+        f"been sampled; raise data.train_candidates, give more data, lower data.train_examples, or try another slot or "
+        f"model"
     )
 
 

@@ -166,7 +166,7 @@ def render_sweep(
 def _curves(cells: Sequence[CellResult], task: str) -> dict[str, Curve]:
     """Accuracy by slot before distillation and after it, by setting, over seeds; empty if the slots differ.
 
-    Settings may differ in what they distil; then each has its own curve before distillation.
+    Settings may differ in what they distill; then each has its own curve before distillation.
     """
     evaluated = [cell.tasks[task].before for cell in cells if task in cell.tasks]
     if len({(curve.documents, curve.slots) for curve in evaluated}) != 1:

@@ -172,8 +172,8 @@ def collate(
     """Pack prompts and responses. Their ids are concatenated; nothing is tokenized again.
 
     Response token t (from 0) after a prompt of P tokens is at position P + t and is predicted at position P + t - 1
-    (`shifted`). `official` reads one position later, as the authors' code does: it never distils the first token and
-    distils one after the end.
+    (`shifted`). `official` reads one position later, as the authors' code does: it never distills the first token and
+    distills one after the end.
 
     Args:
         prompts: each row's prompt. responses: each row's response.

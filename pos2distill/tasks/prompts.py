@@ -344,8 +344,9 @@ def joined_text(messages: Messages) -> str:
 
 
 def fewest_tokens(text: str) -> int:
-    """A lower bound on the tokens of a text whatever the tokenizer: its words.
+    """A lower bound on the tokens of a text for nearly every tokenizer: its words.
 
-    Tokenizers of language models split at white space before anything else, so no token holds two words.
+    Most tokenizers split at white space before anything else, so that no token holds two words. The exceptions have
+    tokens of several words (SuperBPE, SentencePiece with `split_by_whitespace=false`).
     """
     return len(text.split())

@@ -62,7 +62,7 @@ def one_method(recipe: Recipe, name: str) -> Recipe:
 
 def test_sweep_shares_what_its_settings_do_not_change(swept: Recipe) -> None:
     folders = [path.name.rsplit("-", 1)[0] for path in Path(swept.storage).iterdir() if path.is_dir()]
-    # The two methods distil the same samples, and one base is measured on each of two tasks.
+    # The two methods distill the same samples, and one base is measured on each of two tasks.
     assert {name: folders.count(name) for name in ("samples", "slot-scores", "checkpoint")} == {
         "samples": 1,
         "slot-scores": 1,

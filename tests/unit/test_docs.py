@@ -141,7 +141,7 @@ PAGES = sorted(
 # Of words that this project uses; followed by a letter, since "parallelism" and "analysis" are the same everywhere.
 OTHER_SPELLING = re.compile(
     r"\b(?:(?:de|re|un)?(?:tokeni|normali|summari|initiali|optimi|recogni|quanti|randomi|minimi|seriali)s(?:e|ing|ation)"
-    r"|analyse[rd]?\b|analysing|(?:behavi|col|neighb|fav)our|licence|judgement|misspelt)",
+    r"|analyse[rd]?\b|analysing|(?:behavi|col|neighb|(?:un)?fav)our|distils?\b|licence|judgement|misspelt)",
     re.IGNORECASE,
 )
 

@@ -8,7 +8,7 @@ from fsspec.asyn import AsyncFileSystem
 from pos2distill.literal_paths import download, list_matching, move, remove
 from tests.support.paths import ODD_NAME
 
-NEIGHBOUR = "a1-b"  # which ODD_NAME matches, taken for a pattern
+NEIGHBOR = "a1-b"  # which ODD_NAME matches, taken for a pattern
 
 
 class Opened:
@@ -16,7 +16,7 @@ class Opened:
 
     def __init__(self, storage: str) -> None:
         self.fs, self.path = fsspec.url_to_fs(storage)
-        self.neighbor = f"{self.path.rpartition('/')[0]}/{NEIGHBOUR}"
+        self.neighbor = f"{self.path.rpartition('/')[0]}/{NEIGHBOR}"
         self.write(self.path, "part-2", "part-1", "part", "x-1/part-1", "x-1/part-2", "x-2/part-1", "x-1/y/part-1")
         self.write(self.neighbor, "part-9", "x-9/part-9")
 

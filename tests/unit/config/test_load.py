@@ -129,7 +129,7 @@ def test_load_recipe_accepts_every_built_in_recipe() -> None:
         ("sampling.candidates=4", "sampling.candidates: 4 greedy responses would all be the same; set sampling.temp"),
         (
             "method={teacher: topk, alignment: official}",
-            "method.alignment: 'official' distils one position after the response's end, where the sampler knows no",
+            "method.alignment: 'official' distills one position after the response's end, where the sampler knows no",
         ),
         (
             "method={name: r2, weights: adaptive, teacher: topk}",

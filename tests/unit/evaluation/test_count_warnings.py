@@ -62,8 +62,8 @@ def test_thought_warning_above_a_tenth_of_the_answers() -> None:
 def test_shortage_warning_if_fewer_are_kept_than_wanted() -> None:
     counts = {"wanted": 300, "sampled": 600, "kept": 207}
     assert shortage_warning(counts) == (
-        "207 of 300 examples (data.train_examples) were kept after all 600 candidates had been sampled; raise "
-        "data.train_candidates, give more data, or try another slot or model"
+        "207 of 300 wanted samples were kept after all 600 candidates had been sampled; raise data.train_candidates, "
+        "give more data, lower data.train_examples, or try another slot or model"
     )
     assert shortage_warning(counts | {"kept": 300}) is None
     assert shortage_warning({"prompts": 20}) is None

@@ -119,7 +119,7 @@ def test_distil_takes_steps_at_the_rates_of_the_pipeline(
     student.device = torch.device("cpu")  # type: ignore[assignment]
     monkeypatch.setattr(twin, "kl_of_rows", lambda _, __, rows: student.weight.sum() * torch.ones(len(rows)))
     rows: list[twin.Row] = [(7, [], [], []), (0, [], [], [])]
-    twin.distil(student, None, [4 * rows, 2 * rows, 4 * rows, 2 * rows], 7, 1e-3)
+    twin.distill(student, None, [4 * rows, 2 * rows, 4 * rows, 2 * rows], 7, 1e-3)
     assert rates == pytest.approx(expected)
 
 
@@ -138,7 +138,7 @@ def test_main_samples_until_enough_responses_are_kept(
 
     trained: list[int] = []
     monkeypatch.setattr(twin, "answer", answer)
-    monkeypatch.setattr(twin, "distil", lambda student, teacher, batches, *_: trained.extend(map(len, batches)))
+    monkeypatch.setattr(twin, "distill", lambda student, teacher, batches, *_: trained.extend(map(len, batches)))
     twin.main(**{**twin.DEFAULTS, "documents": 8, "out": str(tmp_path / "out")})  # type: ignore[arg-type]
     assert sampled == [6, 3, 1]
     # Two epochs of two batches, of three examples with K + 1 rows.

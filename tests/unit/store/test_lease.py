@@ -232,7 +232,7 @@ def test_hold_lease_takes_over_from_a_holder_that_does_not_renew(
 
 
 def test_hold_lease_waits_for_another_users_process(claimed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which may not be signalled, and so exists."""
+    """Which may not be signaled, and so exists."""
 
     def refuse(pid: int, number: int) -> None:
         raise PermissionError
