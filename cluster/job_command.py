@@ -41,7 +41,8 @@ class JobCommand:
         Named as the sections of `runtime`.
         """
         samples = self.command in ("study", "sample", "distill")
-        analyses = self.command in ("study", "analyze") and study.analysis is not None
+        # The command adds the section where the recipe has none.
+        analyses = self.command == "analyze" or (self.command == "study" and study.analysis is not None)
         pools = set()
         if study.model.engine != "openai" and self.command != "report":  # a server answers by itself
             pools.add("samplers")

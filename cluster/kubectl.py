@@ -68,7 +68,7 @@ def dry_run(manifests: str) -> list[str]:
 def _run(*arguments: str, text: str | None, time_limit: str = _TIME_LIMIT) -> "subprocess.CompletedProcess[str]":
     words = ["kubectl", *arguments, f"--request-timeout={time_limit}"]
     try:
-        result = subprocess.run(words, input=text, capture_output=True, encoding="utf-8", check=False)
+        result = subprocess.run(words, input=text, capture_output=True, encoding="utf-8", errors="replace", check=False)
     except FileNotFoundError:
         raise UserError("kubectl: not found; install it (https://kubernetes.io/docs/tasks/tools/)") from None
     if result.returncode != 0 and _NO_SERVER in result.stderr:

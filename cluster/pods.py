@@ -1,5 +1,7 @@
 """Pod templates: every container has fixed resources, restricted rights and writable volumes where it needs them."""
 
+from collections.abc import Mapping
+
 from pos2distill.node_pools import DRAIN_VARIABLE, RAY_VARIABLES
 
 from .names import (
@@ -274,16 +276,19 @@ def _scheduling(spec: ClusterSpec, node: NodeSection, *, spot: bool) -> KubeMani
     if selector:
         fields["nodeSelector"] = selector
     if spec.platform == "gke" and not spot:
-        fields["affinity"] = _not_on_gke_spot()
+        fields["affinity"] = _not_on_gke_spot(selector)
     if spec.platform == "other" and spec.training.node.gpus and not node.gpus:
         fields["affinity"] = _rather_not_on_gpus()
     fields["tolerations"] = tolerations
     return fields
 
 
-def _not_on_gke_spot() -> KubeManifest:
-    """Nor on the older preemptible machines, which have no taint of their own."""
-    absent = [{"key": key, "operator": "DoesNotExist"} for key in (GKE_SPOT_LABEL, GKE_PREEMPTIBLE_LABEL)]
+def _not_on_gke_spot(selector: Mapping[str, str]) -> KubeManifest:
+    """Nor on the older preemptible machines, which have no taint of their own, unless the spec chooses them."""
+    labels = [GKE_SPOT_LABEL]
+    if GKE_PREEMPTIBLE_LABEL not in selector:
+        labels.append(GKE_PREEMPTIBLE_LABEL)
+    absent = [{"key": label, "operator": "DoesNotExist"} for label in labels]
     term = {"matchExpressions": absent}
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
 

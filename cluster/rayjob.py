@@ -47,7 +47,7 @@ def submit(spec: ClusterSpec, manifests: Sequence[KubeManifest]) -> Outcome:
 
     Args:
         manifests: the result of `render`; the RayJob is the last one.
-    Returns: with the exit code SUCCESS, FAILED, USER_ERROR, STOPPED, or INTERRUPTED by Ctrl-C.
+    Returns: with the exit code SUCCESS, FAILED, USER_ERROR or STOPPED; INTERRUPTED by Ctrl-C, TERMINATED by SIGTERM.
     Raises:
         UserError: kubectl or the cluster refuses, or a job with another command runs under this name.
     """
@@ -265,7 +265,7 @@ def delete(spec: ClusterSpec) -> ExitCode:
 
 def _follow(spec: ClusterSpec) -> ExitCode:
     """Print changes of the status and the log until the job ends."""
-    log, printed = LogFollower(spec.name, spec.namespace, poll_s=POLL_SECONDS), ""
+    log, printed = LogFollower(spec.name, spec.namespace), ""
     last_answer = time.monotonic()
     try:
         while True:
@@ -287,7 +287,7 @@ def _follow(spec: ClusterSpec) -> ExitCode:
                 print(f"{time.strftime('%H:%M:%S')} {spec.name}: {description}", flush=True)
                 printed = description
             if _deployment_status(job) in _ENDED:
-                log.finish()
+                log.finish(has_run=bool(job.get("status", {}).get("jobStatus")))
                 return _report_end(spec, job)
             log.update(_running_attempt(job))
             time.sleep(POLL_SECONDS)
@@ -349,9 +349,12 @@ def _report_end(spec: ClusterSpec, job: dict[str, Any]) -> ExitCode:
 
 
 def _log_tail(spec: ClusterSpec) -> str:
-    """The last lines of a job's log; empty if its pod is gone, or with a warning if they cannot be read."""
+    """The end of a job's log; empty if its Kubernetes Job is gone, or with a warning if it cannot be read.
+
+    More lines than say how it ended: a job that stops at its deadline logs until it has saved its checkpoint.
+    """
     try:
-        return kubectl("logs", f"job/{spec.name}", "--namespace", spec.namespace, "--tail=20")
+        return kubectl("logs", f"job/{spec.name}", "--namespace", spec.namespace, "--tail=500")
     except UserError as error:
         if "(NotFound)" not in str(error):
             warn_once(f"{spec.name}: why it stopped is not known, since the end of its log cannot be read: {error}")

@@ -44,7 +44,7 @@ def describe_hardware(cpu_info: Path = _CPU_INFO) -> str:
     Args:
         cpu_info: Linux's description of the processors; without it the processor is the kind of machine, such as arm64.
     """
-    text = cpu_info.read_text() if cpu_info.exists() else ""
+    text = cpu_info.read_text(encoding="utf-8") if cpu_info.exists() else ""
     models = re.findall(r"^model name\s*: (.+)$", text, re.MULTILINE)
     processor = models[0] if models else platform.machine()
     flags = _cpu_flags(text)
@@ -67,7 +67,7 @@ def cpu_is_faster_in_bfloat16(cpu_info: Path = _CPU_INFO) -> bool:
     """
     if not cpu_info.exists():
         return False
-    text = cpu_info.read_text()
+    text = cpu_info.read_text(encoding="utf-8")
     flags = _cpu_flags(text)
     # With avx512_bf16 and no AMX, torch 2.13's products were 2.5 times as fast in bfloat16 as in float32 on an AMD Zen
     # 4, and 0.67 times as fast on a machine whose maker was not recorded (benchmarks/real/README.md).

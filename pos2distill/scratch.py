@@ -34,6 +34,6 @@ def locked(path: Path) -> Iterator[None]:
     Args:
         path: path of the lock file, which is made and stays. The system releases the lock of a process that dies.
     """
-    with path.open("w") as file:
+    with path.open("w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

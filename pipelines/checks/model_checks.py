@@ -5,13 +5,17 @@ sweep share it.
 """
 
 import functools
+import os
+from typing import Any
 
 from pos2distill.config import ModelSection, Study
 from pos2distill.errors import UserError, warn
 from pos2distill.models.files import files_version
 
-# Types of RoPE with which vLLM 0.32 accepts as many positions as config.json has.
-_UNSCALED = frozenset({"default", "llama3", "longrope"})
+# Types of RoPE by whose factor vLLM 0.32 does not multiply the positions of config.json (vllm/config/model.py).
+_FACTOR_NOT_APPLIED = frozenset(
+    {"default", "su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"}
+)
 
 
 def check_against_model(study: Study) -> None:
@@ -67,22 +71,33 @@ def check_weights_once(model: ModelSection, _version: str) -> None:
 def check_context(model: ModelSection) -> None:
     """Warn of a context beyond the positions that the model was made for; refuse one that vLLM refuses.
 
-    The model's quality there is unknown, but not all models have a limit. vLLM 0.32 accepts as many positions as
-    config.json has, or more where it scales RoPE by a factor.
+    The model's quality there is unknown, but not all models have a limit.
     """
     from pos2distill.models.load import load_config
-    from pos2distill.models.rope.layer_scales import rope_types
 
     config = load_config(model)
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     if not (model.max_length and positions and model.max_length > positions):
         return
-    if model.engine == "vllm" and _UNSCALED.issuperset(rope_types(config)):
+    if model.engine == "vllm" and not _vllm_may_accept(config, model.max_length):
         raise UserError(
             f"model.max_length: {model.max_length}, but {model.path} was made for {positions} positions, and vLLM "
             f"accepts no more; lower it, or set model.engine to hf"
         )
     warn(f"model.max_length: {model.max_length}, but {model.path} was made for {positions} positions")
+
+
+def _vllm_may_accept(config: Any, context: int) -> bool:
+    """Whether vLLM 0.32 may accept a context beyond `max_position_embeddings`; how long a factor makes it, it says."""
+    from pos2distill.models.rope.layer_scales import rope_types
+
+    if os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0").strip().lower() in ("1", "true"):
+        return True
+    model_max_length = getattr(config, "model_max_length", None)
+    if model_max_length is not None and context <= model_max_length:
+        return True
+    is_multiplied = "gemma3" not in config.model_type
+    return is_multiplied and not _FACTOR_NOT_APPLIED.issuperset(rope_types(config))
 
 
 def check_tokenizer(study: Study, version: str) -> None:

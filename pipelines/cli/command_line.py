@@ -278,7 +278,7 @@ def _run_command(options: argparse.Namespace, recipe: Recipe, gate: dict[str, An
 def _redirected_output(options: argparse.Namespace) -> Iterator[None]:
     """With --quiet nothing is printed but warnings and errors; with --json the lines for people go to stderr."""
     if options.quiet:
-        with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+        with open(os.devnull, "w", encoding="utf-8") as nothing, contextlib.redirect_stdout(nothing):
             yield
     elif options.json:
         with contextlib.redirect_stdout(sys.stderr):

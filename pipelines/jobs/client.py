@@ -19,6 +19,18 @@ REQUEST_ERRORS = (OSError, RuntimeError, AuthenticationError)
 or a session can expire while a job is followed."""
 
 _ANSWER_SECONDS = 60.0
+_REASON_LENGTH = 200
+
+
+def reason_of(error: Exception) -> str:
+    """What an error of the job API says, in one line."""
+    if isinstance(error, AuthenticationError):
+        # Ray 2.60 appends advice about tokens, which does not fit a proxy's refusal.
+        text = error.message
+    else:
+        # Ray 2.60 answers with the traceback of the head, whose last line says what is wrong.
+        text = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+    return " ".join(text.split())[:_REASON_LENGTH]
 
 
 class _Client(JobSubmissionClient):
@@ -51,6 +63,4 @@ def connect(address: str) -> JobSubmissionClient:
             raise UserError(f"{address}: requires a token; set {TOKENS[0]} or {TOKENS[1]}") from None
         raise UserError(f"{address}: refuses the token of {TOKENS[0]} or {TOKENS[1]}") from None
     except (OSError, RuntimeError, ValueError) as error:
-        raise UserError(
-            f"{address}: no Ray cluster answers at this address ({' '.join(str(error).split())[:200]})"
-        ) from None
+        raise UserError(f"{address}: no Ray cluster answers at this address ({reason_of(error)})") from None

@@ -9,7 +9,7 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from pos2distill.errors import ExitCode, UserError
 
-from .client import REQUEST_ERRORS
+from .client import REQUEST_ERRORS, reason_of
 
 _QUIET_SECONDS = 60.0  # without log lines for this long, the log is requested again: the connection may be dead
 _UNREACHABLE_SECONDS = 120.0  # without an answer for this long, the cluster counts as unreachable
@@ -36,9 +36,8 @@ def follow(client: JobSubmissionClient, job: str) -> JobDetails:
             if f"{job} does not exist" in str(error):
                 raise _unknown(job) from None
             if now - silent > _UNREACHABLE_SECONDS:
-                reason = " ".join(str(error).split())[:200]
                 raise UserError(
-                    f"{job}: no answer from the cluster for {_UNREACHABLE_SECONDS:.0f} s ({reason}); "
+                    f"{job}: no answer from the cluster for {_UNREACHABLE_SECONDS:.0f} s ({reason_of(error)}); "
                     f"the job may continue, and the same command follows it again"
                 ) from None
         else:

@@ -31,7 +31,7 @@ from pos2distill.node_pools import RAY_VARIABLES
 from pos2distill.secrets import looks_secret
 
 from .bundle import PROJECT, TAKEN, is_packed, pack, packed_files
-from .client import REQUEST_ERRORS, TOKENS, connect
+from .client import REQUEST_ERRORS, TOKENS, connect, reason_of
 from .follow import follow, report_end
 
 _STORAGE, _RECIPE = "pos2distill.storage", "pos2distill.recipe"  # in a job's metadata
@@ -281,20 +281,13 @@ def _wait_until_listed(client: JobSubmissionClient, job: str, wanted: _Wanted, e
                 return
         time.sleep(1)
     raise UserError(
-        f"{client.get_address()}: no answer to the submission of {job} ({_last_line(error)}); it may have been "
+        f"{client.get_address()}: no answer to the submission of {job} ({reason_of(error)}); it may have been "
         f"accepted; run the same command to follow it"
     )
 
 
 def _refusal(client: JobSubmissionClient, error: Exception) -> UserError:
-    return UserError(f"{client.get_address()}: does not accept the job ({_last_line(error)})")
-
-
-def _last_line(error: Exception) -> str:
-    """What an error of the job API says."""
-    # Ray 2.60 answers with the traceback of the head, whose last line says what is wrong.
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return " ".join(lines[-1].split())[:200]
+    return UserError(f"{client.get_address()}: does not accept the job ({reason_of(error)})")
 
 
 def _next_id(jobs: Sequence[JobDetails], storage: str) -> str:

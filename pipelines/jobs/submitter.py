@@ -17,7 +17,7 @@ from ray.job_submission import JobDetails, JobSubmissionClient
 from pos2distill.errors import UserError
 from pos2distill.node_pools import DEADLINE_PASSED, JOB_DEADLINE_VARIABLE
 
-from .client import REQUEST_ERRORS, connect
+from .client import REQUEST_ERRORS, connect, reason_of
 from .follow import follow
 
 RETRY_SECONDS = 5.0
@@ -46,6 +46,7 @@ def run_to_end(address: str, job: str, entrypoint: str) -> JobDetails:
 
     There is no limit to failures: KubeRay ends this process when it gives up the job.
     """
+    failures = _Failures(job)
     while True:
         try:
             client = connect(address)
@@ -54,7 +55,7 @@ def run_to_end(address: str, job: str, entrypoint: str) -> JobDetails:
                 client.submit_job(entrypoint=entrypoint, submission_id=job)
             return follow(client, job)
         except (UserError, *REQUEST_ERRORS) as error:
-            print(f"{job}: {' '.join(str(error).split())[:300]}; trying again", flush=True)
+            failures.show(error)
         time.sleep(RETRY_SECONDS)
 
 
@@ -66,14 +67,30 @@ def stop_at(address: str, job: str, deadline: float, ended: threading.Event) -> 
     if ended.wait(max(0.0, deadline - time.time())):
         return
     print(f"{job}: {DEADLINE_PASSED}", flush=True)
+    failures = _Failures(job)
     while not ended.is_set():
         try:
             client = connect(address)
             if not client.get_job_info(job).status.is_terminal():
                 client.stop_job(job)
         except (UserError, *REQUEST_ERRORS) as error:  # also if the job is only about to be submitted
-            print(f"{job}: {' '.join(str(error).split())[:300]}; trying again", flush=True)
+            failures.show(error)
         ended.wait(RETRY_SECONDS)
+
+
+class _Failures:
+    """Prints why requests fail, once for each reason: the end of the log says how the job ended."""
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self._shown = ""
+
+    def show(self, error: Exception) -> None:
+        """Print the error, unless it is the one that was printed last."""
+        reason = str(error) if isinstance(error, UserError) else reason_of(error)
+        if reason != self._shown:
+            print(f"{self._job}: {reason}; trying again", flush=True)
+            self._shown = reason
 
 
 def _is_known(client: JobSubmissionClient, job: str) -> bool:

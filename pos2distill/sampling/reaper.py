@@ -128,7 +128,7 @@ def read_processes() -> dict[int, _Process]:
         if not entry.isdigit():
             continue
         try:
-            stat = Path("/proc", entry, "stat").read_text()
+            stat = Path("/proc", entry, "stat").read_text(encoding="utf-8")
         except OSError:  # the process ended after the listing
             continue
         # proc(5): PID (NAME) STATE PARENT ... START, where NAME may contain spaces and brackets.

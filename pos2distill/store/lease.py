@@ -302,15 +302,11 @@ def _read(fs: fsspec.AbstractFileSystem, path: str) -> bytes | None:
 
 def _create(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
     """Write the file, unless it exists."""
+    if isinstance(fs, LocalFileSystem):
+        _create_on_disk(path, data)
+        return
     try:
-        if isinstance(fs, LocalFileSystem):
-            # The driver that was waited for removes the folder if it has written nothing.
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            # Not through fsspec, whose local file system checks for the file and then opens it: two steps.
-            with open(path, "xb") as file:
-                file.write(data)
-        else:
-            fs.pipe_file(path, data, mode="create")
+        fs.pipe_file(path, data, mode="create")
     except FileExistsError:
         return
     except OSError:
@@ -318,6 +314,22 @@ def _create(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
         # writers at the same moment (409), and other stores leave out what it looks for.
         if _read(fs, path) is None:
             raise
+
+
+def _create_on_disk(path: str, data: bytes) -> None:
+    # The driver that was waited for removes the folder if it has written nothing.
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    try:
+        # Not through fsspec, whose local file system checks for the file and then opens it: two steps.
+        file = open(path, "xb")  # noqa: SIM115
+    except FileExistsError:
+        return
+    try:
+        with file:
+            file.write(data)
+    except OSError:  # a full disk, for example: the empty file would be taken for another driver's
+        os.remove(path)
+        raise
 
 
 def _remove(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
@@ -360,7 +372,8 @@ def _is_dead(holder: _Holder, silent_for: float) -> bool:
 def _machine_id() -> str:
     """This boot of this machine and this process namespace; where /proc does not exist, the host's name."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+        return boot_id + os.readlink("/proc/self/ns/pid")
     except OSError:
         return socket.gethostname()
 

@@ -142,15 +142,16 @@ def _how_to_correct(error: json.JSONDecodeError) -> str:
 
 
 def _refuse_repeated_names(value: Any, location: str) -> None:
-    """As `_object_of_pairs` does for a line, at any depth."""
-    if isinstance(value, _JsonObject):
-        if value.repeated is not None:
-            raise UserError(f"{location}, {value.repeated}: given twice")
-        for each in value.values():
-            _refuse_repeated_names(each, location)
-    elif isinstance(value, list):
-        for each in value:
-            _refuse_repeated_names(each, location)
+    """As `_object_of_pairs` does for a line, at any depth: more levels than Python lets a function call itself."""
+    unseen = [value]
+    while unseen:
+        part = unseen.pop()
+        if isinstance(part, _JsonObject):
+            if part.repeated is not None:
+                raise UserError(f"{location}, {part.repeated}: given twice")
+            unseen += part.values()
+        elif isinstance(part, list):
+            unseen += part
 
 
 def _ijson_reason(error: ijson.JSONError) -> str:

@@ -19,7 +19,7 @@ import torch
 
 from pos2distill.config import ModelSection, Recipe, VllmSection
 from pos2distill.config.load import load_recipe
-from pos2distill.errors import MachineError
+from pos2distill.errors import MachineError, UserError
 from pos2distill.models.chat import stop_token_ids
 from pos2distill.models.load import load_model, load_tokenizer
 from pos2distill.records import Tokens, example_from_row
@@ -167,6 +167,12 @@ def test_vllm_engine_says_what_to_do_where_its_cache_is_too_small(toy: ModelSect
     message = r"^vLLM could not start; if .* \(400000 tokens\), lower model.max_length or raise runtime.vllm.cpu_kv_"
     with pytest.raises(MachineError, match=message):
         VllmEngine.start(toy.model_copy(update={"path": str(tmp_path)}), VllmSection(enforce_eager=True))
+
+
+def test_vllm_engine_says_why_vllm_refuses_its_settings(toy: ModelSection) -> None:
+    message = rf"^{toy.path}: vLLM refuses these settings \(User-specified max_model_len \(2000\) is greater than "
+    with pytest.raises(UserError, match=message):
+        VllmEngine.start(toy.model_copy(update={"max_length": 2000}), VllmSection(enforce_eager=True))
 
 
 # An engine in a separate process. It prints the pids of the engine's processes, waits for a line, kills them, and

@@ -77,6 +77,14 @@ def test_refuses_access_is_about_rights_and_settings_and_not_about_what_is_missi
     assert refuses_access(raised)
 
 
+def test_refuses_access_finds_a_refusal_that_from_none_hides() -> None:
+    """`urls.storage_errors` raises so, and a checkpoint without rights must not be called corrupt."""
+    raised = ValueError("not readable")
+    raised.__context__ = PermissionError(13, "Permission denied")
+    raised.__suppress_context__ = True
+    assert refuses_access(raised)
+
+
 def test_disk_is_full_knows_the_words_wherever_they_are() -> None:
     assert disk_is_full(RuntimeError("worker: OSError: [Errno 28] No space left on device"))
     assert not disk_is_full(OSError(13, "Permission denied"))

@@ -39,10 +39,9 @@ def best(candidates: Sequence[Candidate]) -> Candidate:
 
 
 def _uniform_grid(settings: SearchSection) -> list[float]:
-    """Evenly spaced scales that make `population` candidates together with 1, the unscaled model."""
+    """Evenly spaced scales, of which the one nearest to 1 is left out, since 1 itself is measured in its place."""
     grid: list[float] = np.linspace(settings.smallest, settings.largest, settings.population).tolist()
-    if 1.0 not in grid:
-        grid = np.linspace(settings.smallest, settings.largest, settings.population - 1).tolist()
+    grid.remove(min(grid, key=lambda scale: abs(scale - 1.0)))
     return grid
 
 

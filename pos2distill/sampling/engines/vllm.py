@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pydantic
 
 from pos2distill.config import ModelSection, VllmSection
 from pos2distill.environment import set_vllm_variables
@@ -82,6 +83,7 @@ class VllmEngine:
 
         Raises:
             MachineError: if vLLM could not start.
+            UserError: if vLLM refuses the model with these settings.
         """
         set_vllm_variables(device=device, threads=threads, cpu_kv_cache_gib=settings.cpu_kv_cache_gib)
         from vllm import SamplingParams as VllmParams
@@ -260,10 +262,10 @@ class VllmEngine:
 
 
 def _reason(error: ValueError) -> str:
-    """The reason in an error of vLLM's settings, of which pydantic tells class and documentation too."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    stated = [line.partition("Value error, ")[2] for line in lines if "Value error, " in line]
-    return (stated or lines or [type(error).__name__])[0].partition(" [type=")[0]
+    """The reason in an error of vLLM's settings; pydantic's own text has class and documentation too."""
+    if isinstance(error, pydantic.ValidationError):
+        return "; ".join(each["msg"].removeprefix("Value error, ") for each in error.errors())
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _to_top_k(flat: Any, positions: int) -> TopKLogprobs | None:

@@ -63,6 +63,27 @@ def test_job_command_trains(command: str, *, trains: bool) -> None:
     assert load_job("quickstart", command=command).trains is trains
 
 
+RESIDENT = "method.teacher=resident"
+
+
+@pytest.mark.parametrize(
+    ("command", "overrides", "pools"),
+    [
+        ("study", [], {"samplers", "teachers", "trainers"}),
+        ("study", [RESIDENT], {"samplers", "trainers"}),
+        ("study", [RESIDENT, "analysis={}"], {"samplers", "teachers", "trainers"}),
+        ("distill", [RESIDENT], {"samplers", "trainers"}),
+        ("sample", [], {"samplers", "teachers"}),
+        ("evaluate", [], {"samplers"}),
+        ("analyze", [RESIDENT], {"samplers", "teachers"}),
+        ("report", [], set()),
+    ],
+)
+def test_job_command_names_the_pools_that_it_starts(command: str, overrides: list[str], pools: set[str]) -> None:
+    job = load_job("quickstart", overrides, command=command)
+    assert job.pools(job.recipe.study) == pools
+
+
 def test_run_cluster_loads_the_recipe_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     loaded: list[Recipe] = []
 

@@ -158,7 +158,7 @@ def test_submit_replaces_a_job_that_has_ended(
     calls = kubectl({"get rayjob": [ended, job(), DONE]})
     assert command_line.main(["cluster", "submit", *WORDS]) == 0
     assert "submitting it again to resume from its storage" in capfd.readouterr().out
-    assert verbs(calls()) == ["delete", "apply", "create"]
+    assert verbs(calls()) == ["delete", "apply", "create", "logs"]
     deleted = next(words for words, _ in calls() if words[0] == "delete")
     assert deleted[:3] == ["delete", "rayjob", "nq-mistral"]
     assert deleted[-3:] == ["--wait=true", "--timeout=180s", "--request-timeout=200s"]
@@ -241,7 +241,7 @@ def test_submit_of_two_at_once_creates_one_job(
     calls = kubectl({"get rayjob": [NONE, RUNNING, DONE], "create": [EXISTS]})
     assert command_line.main(["cluster", "submit", *WORDS]) == 0
     assert "nq-mistral is already running; following it\n" in capfd.readouterr().out
-    assert verbs(calls()) == ["apply", "create"]
+    assert verbs(calls()) == ["apply", "create", "logs"]
 
 
 def test_submit_deletes_the_job_that_has_ended_and_no_later_one(
@@ -303,7 +303,7 @@ def test_submit_reports_a_job_that_stopped_itself_as_a_user_error(
 
 
 def test_submit_runs_another_command_with_its_gate(
-    kubectl: Callable[..., Callable[[], list[Any]]], capsys: pytest.CaptureFixture[str]
+    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
 ) -> None:
     calls = kubectl({"get rayjob": [NONE, DONE]})
     gate = ["--fail-if-gap-above", "5", "--fail-if-drop-above=2", "--baseline", "gs://bucket/base"]
@@ -311,7 +311,7 @@ def test_submit_runs_another_command_with_its_gate(
     created = yaml.safe_load(next(text for words, text in calls() if words[0] == "create"))
     flags = "--fail-if-gap-above=5 --fail-if-drop-above=2 --baseline=gs://bucket/base"
     assert created["spec"]["entrypoint"] == f"{ENTRYPOINT.replace(' study ', ' evaluate ')} {flags}"
-    assert json.loads(capsys.readouterr().out)["storage"] == STORAGE
+    assert json.loads(capfd.readouterr().out)["storage"] == STORAGE
 
 
 def test_submit_and_status_report_a_gate_that_failed(
@@ -404,7 +404,7 @@ def test_run_cluster_checks_trainers_only_of_a_command_that_trains(
 
 def test_submit_takes_a_recipe_of_the_user_to_the_cluster(
     kubectl: Callable[..., Callable[[], list[Any]]],
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -424,7 +424,7 @@ def test_submit_takes_a_recipe_of_the_user_to_the_cluster(
     mine.write_text(f"{text}# changed\n")
     kubectl({"get rayjob": [job("Running", entrypoint)]})
     assert command_line.main(["cluster", "submit", "kind", str(mine)]) == 2
-    assert f"error: try: runs another command ({entrypoint})" in capsys.readouterr().err
+    assert f"error: try: runs another command ({entrypoint})" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -507,6 +507,20 @@ def test_submit_prints_the_logs_of_retries(
     followed = [words for words, _ in calls() if words[0] == "logs"]
     # From the beginning; from the loss of the connection; the next attempt from its beginning.
     assert ["--since=" in words[-1] for words in followed] == [False, True, False]
+
+
+def test_submit_reads_the_end_of_a_log_that_is_not_utf_8(
+    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A job may print any bytes."""
+    kubectl({"get rayjob": [job("Complete", jobStatus="STOPPED")], "get pods": [{"out": NO_PODS}]})
+    plain = (tmp_path / "kubectl").read_text()
+    first = (
+        f"import sys\nif sys.argv[1] == 'logs':\n    sys.stdout.buffer.write(b'\\xff {NOT_RETRIED}')\n    sys.exit(0)\n"
+    )
+    (tmp_path / "kubectl").write_text(plain.replace("import fcntl", f"{first}import fcntl", 1))
+    assert command_line.main(["cluster", "status", "gke", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["exit_code"] == 2
 
 
 SILENT = {"rc": 1, "err": "Unable to connect to the server: dial tcp 10.0.0.1:443: i/o timeout\n"}

@@ -157,6 +157,17 @@ def test_group_template_excludes_spot_machines_on_gke_for_training(cluster: Kube
     ]
 
 
+def test_group_template_leaves_the_choice_of_preemptible_machines_to_the_spec() -> None:
+    """They are older machines without a taint; a selector and an affinity that contradict it would wait for ever."""
+    preemptible = {"cloud.google.com/gke-preemptible": "true"}
+    spec = load_cluster("gke", ["sampling.spot=false", f"sampling.node.node_selector={preemptible}"])
+    cluster = render(spec, load_job("quickstart"))[-1]["spec"]["rayClusterSpec"]
+    pod = cluster["workerGroupSpecs"][0]["template"]["spec"]
+    assert preemptible.items() <= pod["nodeSelector"].items()
+    (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term["matchExpressions"] == [{"key": "cloud.google.com/gke-spot", "operator": "DoesNotExist"}]
+
+
 def test_pod_templates_restrict_rights_and_mount_writable_folders(cluster: KubeManifest) -> None:
     job = kinds(render(load_cluster("onprem"), load_job("quickstart")))["RayJob"]["spec"]
     for template in [*pods(cluster), *pods(job["rayClusterSpec"]), job["submitterPodTemplate"]]:

@@ -627,7 +627,6 @@ def test_make_entrypoint_compares_pools_of_any_size(
         ("evaluate", []),
         ("report", ["runtime.samplers.max=9"]),
         ("study", ["method.teacher=resident", "runtime.trainers={workers: 1, gpus: 1}"]),
-        ("analyze", ["runtime.samplers.max=1", "analysis={}"]),
     ],
 )
 def test_make_entrypoint_checks_the_pools_that_the_command_starts(
@@ -636,6 +635,13 @@ def test_make_entrypoint_checks_the_pools_that_the_command_starts(
     """Two GPUs are enough for the samplers, without teachers."""
     pools = ["runtime.samplers={max: 2, gpus: 1}", "runtime.teachers={max: 1, gpus: 1}"]
     assert make_entrypoint(load(), load_job("quickstart", [*pools, *overrides], command=command))
+
+
+def test_make_entrypoint_checks_the_teachers_of_an_analysis(load: Callable[..., ClusterSpec]) -> None:
+    """The command adds the section `analysis` where the recipe has none."""
+    job = load_job("quickstart", ["runtime.samplers.gpus=1", "runtime.teachers={max: 3, gpus: 1}"], command="analyze")
+    with pytest.raises(UserError, match=r"runtime.teachers.max: 3, but only 2 fit on the nodes of sampling"):
+        make_entrypoint(load(), job)
 
 
 def test_make_entrypoint_leaves_room_for_data_tasks() -> None:

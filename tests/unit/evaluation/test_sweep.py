@@ -54,7 +54,7 @@ def cell(method: str, seed: int, after: float, **tasks: Comparison) -> CellResul
 
 def test_estimate_over_seeds_by_hand() -> None:
     # Standard deviation .1, Student's t of 2 degrees of freedom 4.303: 4.303 * .1 / sqrt(3) = .24844.
-    found = estimate([0.5, 0.6, 0.7], [(0, 0)] * 3, shared=0)
+    found = estimate([0.5, 0.6, 0.7], [(0.45, 0.55), (0.55, 0.65), (0.65, 0.75)], shared=0)
     assert found.value == pytest.approx(0.6)
     assert (found.low, found.high) == pytest.approx((0.6 - 0.24844, 0.6 + 0.24844), abs=1e-5)
 
@@ -71,6 +71,13 @@ def test_estimate_over_seeds_that_share_questions_by_hand(shared: float, below: 
 def test_estimate_of_equal_seeds_with_the_same_questions_has_the_interval_over_questions() -> None:
     found = estimate([0.5, 0.5], [(0.25, 0.75)] * 2, shared=1)
     assert (found.value, found.low, found.high) == (0.5, 0.25, 0.75)
+
+
+@pytest.mark.parametrize(("shared", "margin"), [(0.0, 0.25 / 2**0.5), (0.5, 0.25 * 0.75**0.5)])
+def test_estimate_of_equal_seeds_is_no_surer_than_their_questions(shared: float, margin: float) -> None:
+    """Seeds of a model that is nearly always right are often equal by chance: .25 * sqrt((1 + shared) / 2)."""
+    found = estimate([0.5, 0.5], [(0.25, 0.75)] * 2, shared=shared)
+    assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5 - margin, 0.5 + margin))
 
 
 @pytest.mark.parametrize("shared", [1.0, 0.0])
@@ -110,7 +117,9 @@ def test_render_sweep_shows_a_row_for_each_setting_of_every_task() -> None:
     page = files["index.html"].decode()
     # Without scripts: the data of the chart names everything, and the code of its library is long.
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page[: page.index("<script")]))
-    assert "sft 2 0.500 [0.500, 0.500] 0.750 [0.750, 0.750]" in text
+    # Equal seeds with questions of their own: .25 / sqrt(2).
+    assert "sft 2 0.500 [0.323, 0.677] 0.750 [0.573, 0.927]" in text
+    assert "as far as seeds share questions, the margin over questions is added" in text
     assert "jsonl, sub_em, 2 placements × 7 examples" in text
     # A task that only some cells have shows the rows of these cells, with their groups.
     chains = text[text.index("chains") :]
@@ -160,7 +169,8 @@ def test_render_sweep_shows_corrected_gaps_and_their_change_over_seeds() -> None
     headers = "GAP before GAP after corrected GAP before corrected GAP after change of the corrected GAP"
     assert headers in text
     # 12.706 * .1414 / sqrt(2) = 1.2706, more than a GAP can be.
-    assert "0.200 [0.200, 0.200] 0.100 [-1.000, 1.000] -0.100 [-1.000, 1.000]" in text
+    # The equal ones are .2 above and .3 below the ends of their interval over questions, over sqrt(2).
+    assert "0.200 [0.059, 0.412] 0.100 [-1.000, 1.000] -0.100 [-1.000, 1.000]" in text
 
 
 def test_render_sweep_writes_every_measure_as_csv() -> None:
@@ -180,7 +190,7 @@ def test_render_sweep_writes_every_measure_as_csv() -> None:
         "difference of the means",
         "change of the corrected GAP",
     ]
-    assert measures["GAP after"] == [0.125] * 3
+    assert measures["GAP after"] == pytest.approx([0.125, 0.125 - 0.125 / 2**0.5, 0.125 + 0.375 / 2**0.5])
     assert measures["corrected GAP after"] == pytest.approx([0.1, -1, 1])
     assert measures["change of the corrected GAP"] == pytest.approx([-0.1, -1, 1])
 
@@ -194,7 +204,10 @@ def test_render_sweep_of_one_seed_writes_no_interval_of_a_corrected_gap() -> Non
 def test_render_sweep_shows_the_curve_of_each_setting_over_seeds() -> None:
     cells = [
         CellResult({"method.name": "r1", "seed": seed}, {"training task": replace(comparison(0.5, seed), after=after)})
-        for seed, after in enumerate([curve(0.5, accuracy_by_slot=(0.4, 0.6)), curve(0.5, accuracy_by_slot=(0.6, 0.6))])
+        for seed, after in enumerate(
+            curve(0.5, accuracy_by_slot=(first, 0.6), accuracy_ci95=((first, first), (0.6, 0.6)))
+            for first in (0.4, 0.6)
+        )
     ]
     files = render_sweep("ablation", "One method.", [*cells, cell("sft", 0, 0.75)], {})
     rows = list(csv.reader(files["curves.csv"].decode().splitlines()))
@@ -239,7 +252,9 @@ def test_summarize_sweep_holds_the_estimates_over_seeds() -> None:
     (row,) = summary["estimates"]
     assert (row["label"], row["seeds"]) == ("r1", 2)
     after = row["tasks"]["training task"]["after"]
-    assert after["gap"] == {"value": 0.125, "low": 0.125, "high": 0.125}
+    assert after["gap"] == pytest.approx(
+        {"value": 0.125, "low": 0.125 - 0.125 / 2**0.5, "high": 0.125 + 0.375 / 2**0.5}
+    )
     assert after["gap_corrected"] == pytest.approx(0.1)
     assert after["gap_corrected_ci95"] == pytest.approx([-1, 1])
     assert row["tasks"]["training task"]["gap_change"]["value"] == pytest.approx(-0.1)

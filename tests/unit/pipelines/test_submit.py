@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import requests
+from ray.exceptions import AuthenticationError
 from ray.job_submission import JobStatus
 
 from pipelines.cli import command_line
@@ -456,8 +457,9 @@ def request_refused() -> None:
         (request_refused, "HTTPConnectionPool(host='127.0.0.1', port=1): Max retries exceeded"),
         (lambda: fail(requests.ConnectTimeout("timed out")), "timed out)"),
         (lambda: fail(RuntimeError("Request failed with status code 500: status code 502")), "Request failed with"),
+        (lambda: fail(AuthenticationError("session expired")), "session expired)"),
     ],
-    ids=["full-disk", "permission", "refused", "refused-by-requests", "connect-timeout", "status-500"],
+    ids=["full-disk", "permission", "refused", "refused-by-requests", "connect-timeout", "status-500", "status-403"],
 )
 def test_submit_does_not_look_for_a_job_that_was_not_accepted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], submit_job: Callable[[], None], reason: str

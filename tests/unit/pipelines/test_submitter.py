@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from ray.exceptions import AuthenticationError
 
 from pipelines.jobs import client, follow, submitter
 from pos2distill.errors import UserError
@@ -169,7 +170,9 @@ def test_main_waits_for_a_head_that_does_not_answer_yet(
 
     monkeypatch.setattr(submitter, "connect", refuse_twice)
     assert submitter.main() == 0
-    assert capsys.readouterr().out.count("no Ray cluster answers at this address") == 2
+    # Once for both, so that the end of the log keeps what the job said.
+    assert capsys.readouterr().out.count("no Ray cluster answers at this address") == 1
+    assert len(attempts) == 3
 
 
 @pytest.mark.parametrize("ignored_stops", [0, 2])
@@ -205,6 +208,14 @@ def test_main_outlives_requests_that_are_refused(dashboard: Dashboard) -> None:
     dashboard.refusals = 2
     assert submitter.main() == 0
     assert dashboard.submitted == [ENTRYPOINT]
+
+
+def test_reason_of_is_one_line_of_what_the_cluster_says() -> None:
+    traceback = "Request failed with status code 500: Traceback\n  File x\nNo available agent to submit job."
+    assert client.reason_of(RuntimeError(traceback)) == "No available agent to submit job."
+    assert client.reason_of(RuntimeError()) == "RuntimeError"
+    # The advice about tokens that Ray appends is left out.
+    assert client.reason_of(AuthenticationError("session\nexpired")) == "session expired"
 
 
 def test_a_request_ends_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:

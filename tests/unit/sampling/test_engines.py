@@ -492,6 +492,7 @@ def test_vllm_engine_that_finishes_no_answer_counts_as_dead(prompts: list[Tokens
 def test_reason_is_what_vllm_says_of_its_settings() -> None:
     class Settings(pydantic.BaseModel):
         heads: int
+        seed: int = 0
 
         @pydantic.field_validator("heads")
         @classmethod
@@ -502,5 +503,9 @@ def test_reason_is_what_vllm_says_of_its_settings() -> None:
         Settings(heads=9)
     stated = "Total number of attention heads (9) must be divisible by tensor parallel size (2)."
     assert _reason(caught.value) == stated
+    with pytest.raises(ValueError, match="2 validation errors") as caught:
+        Settings.model_validate({"heads": 9, "seed": "x"})
+    parsing = "Input should be a valid integer, unable to parse string as an integer"
+    assert _reason(caught.value) == f"{stated}; {parsing}"
     assert _reason(ValueError(f"{stated}\nmore")) == stated
     assert _reason(ValueError()) == "ValueError"

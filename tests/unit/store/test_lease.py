@@ -555,6 +555,24 @@ def test_hold_lease_accepts_its_own_file_after_a_refused_retry(claimed: str, mon
         assert fs.exists(path)
 
 
+def test_create_leaves_no_file_that_it_could_not_write(tmp_path: Path) -> None:
+    """On a full disk: an empty file would be another driver's, for which this one would wait."""
+    path = tmp_path / "folder" / "driver.json"
+    program = (
+        "import fsspec, resource, signal, sys\n"
+        "from pos2distill.store import lease\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "try:\n"
+        "    lease._create(fsspec.filesystem('file'), sys.argv[1], b'me')\n"
+        "except OSError as error:\n"
+        "    raise SystemExit(error.errno)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, path], check=False, timeout=60)
+    assert done.returncode == errno.EFBIG
+    assert not path.exists()
+
+
 @pytest.mark.parametrize("error", [FileExistsError, OSError(errno.EINVAL, "no"), OSError(errno.EIO, "Conflict")])
 def test_create_leaves_a_file_that_another_driver_created(
     monkeypatch: pytest.MonkeyPatch, error: type[OSError] | OSError

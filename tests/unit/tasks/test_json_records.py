@@ -165,3 +165,14 @@ def test_read_records_refuses_a_name_that_is_given_twice(tmp_path: Path, record:
         with pytest.raises(UserError) as caught:
             next(records)
         assert str(caught.value) == f"{path}, {location}, {name}: given twice"
+
+
+@pytest.mark.parametrize("depth", [1_100, 4_000])
+def test_read_records_reads_deeply_nested_records_of_an_array(tmp_path: Path, depth: int) -> None:
+    """Deeper than Python lets a function call itself."""
+    path = tmp_path / "data.json"
+    path.write_text(f'[{{"a": 1}}, {{"b": {"[" * depth}{{"c": 1, "c": 2}}{"]" * depth}}}]')
+    records = read_records(str(path))
+    assert next(records) == ("record 1", {"a": 1})
+    with pytest.raises(UserError, match=r"record 2, c: given twice$"):
+        next(records)

@@ -104,9 +104,25 @@ def test_uniform_grid_is_flat_and_spans_the_limits() -> None:
     settings = settings_with(strategy="uniform", population=5, mutations=0, crossovers=0)
     grid = [scales_of(candidate.genome, 4, "bezier") for candidate in search(settings)]
     assert grid == [(scale,) * 4 for scale in (1.0, 1.25, 1.5, 1.75, 2.0)]
-    # Without 1 on the grid, the unscaled model takes the place of a scale.
-    above = settings_with(strategy="uniform", population=3, parents=1, smallest=1.5)
-    assert [scales_of(candidate.genome, 1, "bezier") for candidate in search(above)] == [(1.0,), (1.5,), (2.0,)]
+
+
+@pytest.mark.parametrize(
+    ("population", "smallest", "largest", "grid"),
+    [
+        (3, 1.5, 2.0, [1.0, 1.75, 2.0]),
+        (2, 1.5, 2.0, [1.0, 2.0]),
+        (4, 0.6, 1.5, [1.0, 0.6, 1.2, 1.5]),
+        (3, 0.5, 1.5, [1.0, 0.5, 1.5]),
+    ],
+)
+def test_uniform_grid_has_the_unscaled_model_in_place_of_the_scale_nearest_to_it(
+    population: int, smallest: float, largest: float, grid: list[float]
+) -> None:
+    settings = settings_with(
+        strategy="uniform", population=population, parents=1, mutations=0, smallest=smallest, largest=largest
+    )
+    found = [scales_of(candidate.genome, 1, "bezier") for candidate in search(settings)]
+    assert found == [(pytest.approx(scale),) for scale in grid]
 
 
 def test_search_without_control_points_between_the_ends() -> None:

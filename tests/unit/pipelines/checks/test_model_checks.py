@@ -36,11 +36,29 @@ def test_check_context_warns_of_more_positions_than_the_model_was_made_for(
     assert capsys.readouterr().err == warning
 
 
-def test_check_context_refuses_more_positions_than_vllm_accepts(model: Callable[..., ModelSection]) -> None:
-    longer = model("vllm")
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 16}
+
+
+@pytest.mark.parametrize("changes", [{}, {"rope_parameters": YARN}, {"model_max_length": 64}])
+def test_check_context_refuses_more_positions_than_vllm_accepts(
+    model: Callable[..., ModelSection], changes: dict[str, Any]
+) -> None:
+    """The positions of YaRN are those that it was scaled to."""
+    longer = model("vllm", **changes)
     with pytest.raises(UserError) as caught:
         check_context(longer)
     assert str(caught.value) == (
         f"model.max_length: 65, but {longer.path} was made for 64 positions, and vLLM accepts no more; lower it, or "
         f"set model.engine to hf"
     )
+
+
+def test_check_context_leaves_to_vllm_what_its_own_settings_allow(
+    model: Callable[..., ModelSection], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check_context(model("vllm", model_max_length=65))
+    assert capsys.readouterr().err.startswith("warning: model.max_length: 65")
+    monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
+    longer = model("vllm")
+    check_context(longer)
+    assert capsys.readouterr().err == f"warning: model.max_length: 65, but {longer.path} was made for 64 positions\n"
