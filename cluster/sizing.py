@@ -222,11 +222,16 @@ def _of_study(spec: ClusterSpec, study: Study, group: str, studies: int, remote:
     parameters = _parameters(spec, study.model.path)
     weights = WEIGHT_BYTES[study.model.dtype] * parameters
     trained = parameters if study.training.lora is None else parameters * _ADAPTER_PERCENT // 100
-    # Trainers begin a later round with the model of the one before; samplers generate with the models of all rounds.
-    rounds = study.method.rounds
-    models = (min(rounds, 2) if group == "training" else studies * rounds) * weights if remote else 0
+    if not remote:
+        trained_models = 0  # read and written in place
+    elif group == "training":
+        # Trainers begin a later round with the model of the one before.
+        trained_models = min(study.method.rounds, 2)
+    else:
+        # Samplers generate with the models of all rounds.
+        trained_models = studies * study.method.rounds
     copy = weights if _is_copied(spec, study.model.path) else 0
-    return _parts(group, copy=copy, trained_model=models, state=STATE_BYTES * trained)
+    return _parts(group, copy=copy, trained_model=trained_models * weights, state=STATE_BYTES * trained)
 
 
 def _parts(group: str, *, copy: int, trained_model: int, state: int) -> dict[str, int]:

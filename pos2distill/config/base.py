@@ -52,7 +52,9 @@ class Section(BaseModel):
     @classmethod
     def _numbers_are_not_booleans(cls, settings: Any) -> Any:
         # pydantic takes true for 1 where a number is expected.
-        for name, value in settings.items() if isinstance(settings, dict) else ():
+        if not isinstance(settings, dict):
+            return settings
+        for name, value in settings.items():
             field = cls.model_fields.get(name)
             if field is None or not _mentions(field.annotation, int, float) or _mentions(field.annotation, bool):
                 continue
