@@ -41,8 +41,8 @@ from .argument_parser import refuse_unknown
 from .browse import BROWSING, run_browsing
 from .command_parser import RENDERING, build_parser
 from .gate_options import gate_arguments, gate_flags
-from .job_command import job_flags, split_command
 from .model_options import load_evaluated_recipe
+from .submitted_command import job_flags, split_command
 
 # Actions of `cluster` that take these options. The output of those without --json or --quiet is a manifest or a log.
 _CLUSTER_OPTIONS = {

@@ -13,7 +13,7 @@ import yaml
 from pipelines import commands
 from pipelines.cli import command_line
 from pipelines.cli.browse import BROWSING
-from pipelines.cli.job_command import COMMAND_HELP
+from pipelines.cli.help_texts import COMMAND_HELP
 from pipelines.plan import make_plan
 from pipelines.terminal import summarize_manifest
 from pos2distill.config import Recipe
