@@ -29,7 +29,7 @@ class LogFollower:
         self._process: subprocess.Popen[bytes] | None = None
         self._attempt = -1  # number of the attempt whose log is printed
         self._lost_at: float | None = None  # time at which the last process exited
-        self._retry_after_s = 0.0  # since `_lost_at`
+        self._retry_after_s = 0.0  # seconds from `_lost_at` to the next try
 
     def update(self, attempt: int | None) -> None:
         """Make sure that the log of the running attempt is followed; None if none runs. To be called at every poll."""

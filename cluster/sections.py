@@ -38,7 +38,7 @@ _SET_BY_IMAGE = (
     *("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "HOSTNAME", "TMPDIR"),
     *("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "RAY_TMPDIR"),
 )
-_EMPTY_FOLDERS = ("/tmp", "/scratch")  # which pods mount to write to
+_EMPTY_FOLDERS = ("/tmp", "/scratch")  # pods mount empty folders here to write to
 # A mount hides what the image has in its folder.
 _RESERVED_MOUNTS = (
     *(*_EMPTY_FOLDERS, "/dev", "/proc", "/sys", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64"),

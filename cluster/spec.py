@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from pos2distill.config import Section
 from pos2distill.config.overrides import apply_override
-from pos2distill.config.read import find_yaml, read_sections, refuse_secrets
+from pos2distill.config.read import find_yaml, read_sections, reject_secrets
 from pos2distill.config.validation import to_user_error
 
 from .names import INSTANCE_LABEL, PART_OF_LABEL, PROJECT, QUEUE_LABEL, RAY_JOB_NAME_LENGTH, SET_ON_PODS
@@ -22,7 +22,7 @@ from .routes import check_addresses, missing_route
 from .sections import DnsLabel, HistorySection, JobSection, Namespace, PodsSection, StorageSection
 from .syntax import DNS_LABEL, SHOWN, check_pinned, is_label_value
 
-RAY = (2, 60)  # of the image; a test compares it with the lock file
+RAY = (2, 60)  # version of Ray in the image; a test compares it with the lock file
 # Seconds between the notice and the end of a spot machine, by platform:
 # https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms,
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
@@ -273,7 +273,7 @@ def load_cluster(name_or_path: str, overrides: Sequence[str] = (), *, prefix: st
     raw = read_sections(path, "name, storage, sampling, …")
     overridden = [apply_override(raw, override, prefix=prefix) for override in overrides]
     remedy = "set the names of a Kubernetes Secret and its key in pods.secrets"
-    refuse_secrets(raw, path, overridden, remedy, prefix=prefix)
+    reject_secrets(raw, path, overridden, remedy, prefix=prefix)
     try:
         return ClusterSpec.model_validate(raw)
     except ValidationError as error:

@@ -111,7 +111,7 @@ def recipe_of_questions(
     """The recipe that evaluates a model on a file of questions: on 100 of them, or on all if the file has fewer.
 
     Args:
-        examples: how many; then a file with fewer is refused. The others: see `evaluation_recipe`.
+        examples: how many; then a file with fewer is rejected. The others: see `evaluation_recipe`.
     Raises:
         UserError: naming the setting at fault, or the record that cannot be read.
     """

@@ -254,7 +254,7 @@ class MethodSection(Section):
 
 
 def _spec_of(settings: Mapping[str, Any]) -> Method:
-    # Without a valid name the section is refused anyway, so any entry will do.
+    # Without a valid name the section is rejected anyway, so any entry will do.
     return METHODS[settings.get("name", "r1")]
 
 

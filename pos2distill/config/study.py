@@ -60,7 +60,7 @@ class Study(Section):
         # Values that an earlier validation filled in are left out, since they may differ with other data.
         settings, data = _as_written(method), info.data.get("data")
         if data is None or not isinstance(settings, Mapping):
-            return method  # invalid, and refused as such
+            return method  # invalid, and rejected as such
         resolved = dict(settings)
         if resolved.get("auto_slots") is None:
             # The number of tuples of adjacent slots: the gold documents of `auto` are next to each other.
@@ -292,7 +292,7 @@ def _as_written(section: Any) -> Any:
 
 
 def _check_evaluated(field: str, slots: object, documents: int, hops: tuple[int, ...]) -> None:
-    """Refuse slots that prompts of that many documents do not have."""
+    """Reject slots that prompts of that many documents do not have."""
     if slots == "pairs" and hops == (1,):
         raise ValueError(f"{field}: 'pairs' are for several hops (data.hops)")
     if slots != "pairs" and len(hops) > 1:
