@@ -89,10 +89,10 @@ def _check(
     for finding in findings:
         print(finding.line(source), file=sys.stderr)
     if server:
-        refusals = [Finding(Level.ERROR, None, None, None, line) for line in dry_run(to_yaml(manifests))]
-        for finding in refusals:
+        rejections = [Finding(Level.ERROR, None, None, None, line) for line in dry_run(to_yaml(manifests))]
+        for finding in rejections:
             print(finding.line(source), file=sys.stderr)
-        findings += refusals
+        findings += rejections
     return findings
 
 

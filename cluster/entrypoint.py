@@ -20,7 +20,7 @@ from .routes import missing_route
 from .sections import READABLE, STORES, has_parent_segment
 from .spec import ClusterSpec
 
-_DASHBOARD = "http://127.0.0.1:8265"  # of the head, on which the driver runs
+_DASHBOARD = "http://127.0.0.1:8265"  # the driver runs on the head, as the dashboard does
 _RESOURCES = ("gpus", "cpus")
 _CHECKOUT = Path(__file__).parent.parent
 _EXAMPLES = _CHECKOUT / "examples"  # the only folder of data and models in the image
@@ -51,7 +51,7 @@ def job_storage(spec: ClusterSpec, job: JobCommand) -> str:
 
 
 def _check_recipe(spec: ClusterSpec, job: JobCommand) -> None:
-    """Refuse a recipe, or a study of a sweep, that cannot work on this cluster."""
+    """Reject a recipe, or a study of a sweep, that cannot work on this cluster."""
     recipe = job.recipe
     if recipe.runtime.executor == "local":
         raise UserError(
@@ -74,7 +74,7 @@ def _check_recipe(spec: ClusterSpec, job: JobCommand) -> None:
 
 
 def _check_command(recipe: Recipe, command: str) -> None:
-    """Refuse to train a study without weights or without training examples, as the checks before a run do."""
+    """Reject training without weights or without training examples, as the checks before a run do."""
     if command in ("evaluate", "report"):
         return
     if not recipe.study.has_weights:
@@ -116,7 +116,7 @@ def _check_hub(spec: ClusterSpec, recipe: Recipe) -> None:
 
 
 def _check_endpoint(spec: ClusterSpec, recipe: Recipe) -> None:
-    """Refuse a study that generates with a server which the pods cannot reach."""
+    """Reject a study that generates with a server which the pods cannot reach."""
     url = recipe.runtime.endpoint.base_url
     if recipe.study.has_weights or url is None:
         return
@@ -161,7 +161,7 @@ def _is_in_image(path: str) -> bool:
 
 
 def _check_pools(spec: ClusterSpec, recipe: Recipe, pools: frozenset[str]) -> None:
-    """Refuse pools whose actors do not fit on one node, or not all of them on the nodes together.
+    """Reject pools whose actors do not fit on one node, or not all of them on the nodes together.
 
     Args:
         pools: those that the job's command starts (`JobCommand.pools`).
@@ -178,7 +178,7 @@ def _check_pools(spec: ClusterSpec, recipe: Recipe, pools: frozenset[str]) -> No
 
 
 def _check_sum(spec: ClusterSpec, recipe: Recipe, generating: Sequence[str]) -> None:
-    """Refuse pools that do not fit the nodes of sampling together."""
+    """Reject pools that do not fit the nodes of sampling together."""
     sections = [getattr(recipe.runtime, name) for name in generating]
     for resource in _RESOURCES:
         needed = sum(pool.max * _exact(getattr(pool, resource)) for pool in sections)

@@ -65,7 +65,7 @@ def load_job(
     Raises:
         UserError: for a secret in the command, and for a recipe that cannot be loaded or brought into a pod.
     """
-    _refuse_secrets(overrides, flags)
+    _reject_secrets(overrides, flags)
     recipe = load_recipe(recipe_name, overrides)
     own = own_recipe(recipe_name)
     name_in_image = find_yaml(recipe_name, RECIPES, "recipe").resolve().stem
@@ -85,8 +85,8 @@ def _overridden_storage(overrides: Sequence[str]) -> str | None:
     return storage if isinstance(storage, str) else None
 
 
-def _refuse_secrets(overrides: Sequence[str], flags: Sequence[str]) -> None:
-    """Refuse secrets in the command, which the RayJob stores in clear text."""
+def _reject_secrets(overrides: Sequence[str], flags: Sequence[str]) -> None:
+    """Reject secrets in the command, which the RayJob stores in clear text."""
     for kind, words in (("an override", overrides), ("an option", flags)):
         if any(looks_secret(word) for word in words):
             raise UserError(f"command line: {kind} contains what looks like a secret; use pods.secrets instead")

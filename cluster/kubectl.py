@@ -9,7 +9,7 @@ from pos2distill.errors import UserError
 
 # The address that kubectl tries if no cluster is configured.
 _NO_SERVER = "localhost:8080"
-_TIME_LIMIT = "30s"  # of a request; kubectl sets none by default, and then waits for a silent server for ever
+_TIME_LIMIT = "30s"  # limit of one request; without one, kubectl waits forever for a server that does not answer
 
 
 class UnreachableError(UserError):
@@ -23,7 +23,7 @@ def kubectl(*arguments: str, text: str | None = None, time_limit: str = _TIME_LI
         text: sent to its standard input.
         time_limit: the time limit of each request, including its whole answer; 0 sets none.
     Raises:
-        UserError: kubectl is not installed, has no cluster configured, or the cluster refuses the request;
+        UserError: kubectl is not installed, has no cluster configured, or the cluster rejects the request;
             UnreachableError if the failure may pass.
     """
     result = _run(*arguments, text=text, time_limit=time_limit)
@@ -49,7 +49,7 @@ def dry_run(manifests: str) -> list[str]:
 
     KubeRay's operator is not part of this, since it reads an object only after it was applied.
 
-    Returns: one line for each refusal; empty if the cluster accepts all.
+    Returns: one line for each rejection; empty if the cluster accepts all.
     Raises:
         UserError: kubectl is not installed, or no cluster answers.
     """
@@ -57,12 +57,12 @@ def dry_run(manifests: str) -> list[str]:
     if result.returncode == 0:
         return []
     lines = [" ".join(line.split()) for line in result.stderr.splitlines()]
-    refusals = [line for line in lines if line and not line.startswith("Warning:")]
+    rejections = [line for line in lines if line and not line.startswith("Warning:")]
     # Nothing was checked if the request itself failed.
-    for line in refusals:
+    for line in rejections:
         if line.startswith("Unable to connect") or "was refused" in line or "failed to download openapi" in line:
             raise UnreachableError(f"kubectl apply: {line.removeprefix('error: ')}")
-    return refusals or [f"kubectl apply: exit code {result.returncode}"]
+    return rejections or [f"kubectl apply: exit code {result.returncode}"]
 
 
 def _run(*arguments: str, text: str | None, time_limit: str = _TIME_LIMIT) -> "subprocess.CompletedProcess[str]":

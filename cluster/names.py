@@ -9,14 +9,14 @@ ELASTIC_ANNOTATION = "kueue.x-k8s.io/elastic-job"  # behind a feature gate of Ku
 
 GROUP_LABEL = "ray.io/group"  # KubeRay sets it on the pods of a worker group to the group's name
 MADE_BY_KUBERAY_LABEL = "ray.io/originated-from-crd"  # KubeRay sets it on the cluster and the submitter of a RayJob
-SET_ON_PODS = ("app.kubernetes.io/name", "app.kubernetes.io/created-by")  # by KubeRay, beside its own
+SET_ON_PODS = ("app.kubernetes.io/name", "app.kubernetes.io/created-by")  # KubeRay sets them, besides its own labels
 NODE_TYPE_LABEL = "ray.io/node-type"  # KubeRay sets it on every pod of a cluster: head or worker
 MARKET_LABEL = "ray.io/market-type"  # Ray node label: spot or on-demand
 
 # KubeRay before 1.4 chose the autoscaler's version by this variable; `autoscalerOptions.version` replaces it.
 AUTOSCALER_V2_VARIABLE = "RAY_enable_autoscaler_v2"
 
-# Environment variables that KubeRay sets itself. It refuses a cluster that sets the last three by hand.
+# Environment variables that KubeRay sets itself. It rejects a cluster that sets the last three by hand.
 SET_BY_KUBERAY = (
     *(AUTOSCALER_V2_VARIABLE, "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ADDRESS", "RAY_PORT", "RAY_IP", "FQ_RAY_IP"),
     *("RAY_CLUSTER_NAME", "RAY_CLOUD_INSTANCE_ID", "RAY_NODE_TYPE_NAME"),
@@ -57,14 +57,14 @@ ON_DEMAND_SELECTORS: dict[str, dict[str, str]] = {
 LOST_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 LOST_NODE_DEFAULT_SECONDS = 300
 
-TOKEN_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"  # in which clients look for a token of the API
+TOKEN_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"  # clients look here for a token of the API
 SUBMITTER_MODULE = "pipelines.jobs.submitter"
 
 # Every rendered object carries this label. Rules of this project apply only to manifests with it.
 PART_OF_LABEL = "app.kubernetes.io/part-of"
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 PROJECT = "pos2distill"
-STORAGE_ANNOTATION = f"{PROJECT}/storage"  # of a RayJob: where the results of its study are
+STORAGE_ANNOTATION = f"{PROJECT}/storage"  # annotation of a RayJob: where the results of its study are
 
 # The variables with the address of a store or hub that is not the usual one, by the scheme of its URLs.
 ENDPOINTS = {

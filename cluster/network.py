@@ -41,12 +41,16 @@ def _may_be_in_cluster(host: str) -> bool:
 class EgressRule(Section):
     """What pods may connect to, apart from the pods of the same cluster: addresses, or the pods of a namespace."""
 
-    cidr: str | None = Field(None, description="addresses, for example 0.0.0.0/0, or 10.0.20.15/32")
-    namespace: Namespace | None = Field(None, description="instead of addresses, which Cilium does not apply to pods")
-    ports: tuple[int, ...] = Field(
-        (443,), min_length=1, description="of the pods themselves, where these have other ports than their Service"
+    cidr: str | None = Field(None, description="IP addresses in CIDR notation, for example 0.0.0.0/0 or 10.0.20.15/32.")
+    namespace: Namespace | None = Field(
+        None, description="Namespace of pods, instead of addresses, which Cilium does not apply to pods."
     )
-    protocol: Literal["TCP", "UDP"] = "TCP"
+    ports: tuple[int, ...] = Field(
+        (443,),
+        min_length=1,
+        description="Allowed ports. For a Service, the ports of its pods, which may differ from its own.",
+    )
+    protocol: Literal["TCP", "UDP"] = Field("TCP", description="Transport protocol of the ports.")
 
     @model_validator(mode="after")
     def _check_peer(self) -> "EgressRule":
@@ -71,25 +75,28 @@ class NetworkSection(Section):
 
     operator_namespace: Namespace = Field(
         "kuberay-operator",
-        description="namespace of KubeRay's operator, which requests the job's status from the head",
+        description="Namespace of KubeRay's operator, which requests the job's status from the head.",
     )
     metrics_namespace: Namespace | None = Field(
-        None, description="namespace of Prometheus, if it is to scrape the pods' metrics"
+        None, description="Namespace of the Prometheus that may scrape the pods' metrics. Default: none may."
     )
     dns: tuple[str, ...] = Field(
-        ("169.254.20.10/32",), description="DNS caches on nodes; the DNS of kube-system is always allowed"
+        ("169.254.20.10/32",),
+        description="Addresses of DNS caches on nodes, in CIDR notation. The DNS of kube-system is always allowed.",
     )
     pod_monitor: dict[str, str] | None = Field(
         None,
-        description="labels by which a Prometheus operator selects its PodMonitors, for example {release: prometheus}; "
-        "default: no PodMonitor",
+        description="Labels by which a Prometheus operator selects its PodMonitors, for example {release: prometheus}. "
+        "Default: no PodMonitor.",
     )
     api_server: EgressRule = Field(
-        EgressRule(cidr="0.0.0.0/0", ports=(443, 6443)), description="Kubernetes API, for the autoscaler on the head"
+        EgressRule(cidr="0.0.0.0/0", ports=(443, 6443)),
+        description="Address of the Kubernetes API, for the autoscaler on the head.",
     )
     egress: tuple[EgressRule, ...] = Field(
         (EgressRule(cidr="0.0.0.0/0", ports=(443,)),),
-        description="storage, model hub, trackers and the cloud's identity service",
+        description="Destinations that the pods may connect to: storage, model hub, trackers and the cloud's identity "
+        "service.",
     )
 
     def allows_port(self, port: int, address: str | None = None) -> bool:

@@ -33,10 +33,15 @@ def quantity_bytes(quantity: str) -> float:
 class Toleration(Section):
     """A node taint that the pods of a group tolerate."""
 
-    key: str
-    operator: Literal["Exists", "Equal"] = "Exists"
-    value: str | None = Field(None, description="with operator Equal")
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
+    key: str = Field(description="Key of the taint.")
+    operator: Literal["Exists", "Equal"] = Field(
+        "Exists",
+        description="How the taint's value is compared. `Exists`: every value is tolerated; `Equal`: only `value` is.",
+    )
+    value: str | None = Field(None, description="Value of the taint, for operator `Equal` only.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = Field(
+        "NoSchedule", description="Effect of the taint."
+    )
 
     @model_validator(mode="after")
     def _check_value(self) -> "Toleration":
@@ -54,27 +59,35 @@ class Toleration(Section):
 class NodeSection(Section):
     """One Ray node, which is one pod, and the machine that it requires. Requests equal limits."""
 
-    cpus: float = Field(ge=0.001, le=10_000)
-    memory: Quantity = Field(description="for example 64Gi; includes /dev/shm")
+    cpus: float = Field(ge=0.001, le=10_000, description="CPUs of the pod.")
+    memory: Quantity = Field(description="Memory of the pod, for example 64Gi. It includes /dev/shm.")
     gpus: int = Field(
-        0, ge=0, le=1000, description="GPUs per pod; 0 for both sampling and training: everything runs on CPUs"
+        0, ge=0, le=1000, description="GPUs of the pod. With 0 for both sampling and training, everything runs on CPUs."
     )
-    shm: Quantity = Field("8Gi", description="size of /dev/shm: Ray's object store (0.9 of it), NCCL")
+    shm: Quantity = Field(
+        "8Gi", description="Size of /dev/shm, of which Ray's object store uses 0.9 and NCCL the rest."
+    )
     scratch: Quantity = Field(
         "50Gi",
-        description="disk for caches, logs and objects that Ray spills; what models and checkpoints need is added",
+        description="Disk for caches, logs and objects that Ray spills. What models and checkpoints need is added to "
+        "it.",
     )
     disk: Quantity | None = Field(
         None,
-        description="disk that pods can request on the machine (`kubectl describe node`: Allocatable, "
-        "ephemeral-storage); more is refused. Default: not checked, and `render` warns of it",
+        description="Disk that pods can request on the machine (`kubectl describe node`: Allocatable, "
+        "ephemeral-storage); a pod that needs more is rejected. Default: not checked, and `render` warns "
+        "of it.",
     )
-    instance_type: str | None = Field(None, description="the cloud's name of the machine, for example p4d.24xlarge")
+    instance_type: str | None = Field(
+        None, description="The cloud's name of the machine type, for example p4d.24xlarge. Default: any machine."
+    )
     resources: dict[str, str] = Field(
-        {}, description="further resources of device plugins, for example {vpc.amazonaws.com/efa: '4'} for RDMA"
+        {}, description="Additional resources of device plugins, for example {vpc.amazonaws.com/efa: '4'} for RDMA."
     )
-    node_selector: dict[str, str] = Field({}, description="further node labels that the machine must carry")
-    tolerations: tuple[Toleration, ...] = ()
+    node_selector: dict[str, str] = Field({}, description="Additional node labels that the machine must have.")
+    tolerations: tuple[Toleration, ...] = Field(
+        (), description="Node taints that the pod tolerates, in addition to those that `render` sets."
+    )
 
     @field_validator("instance_type")
     @classmethod
@@ -125,19 +138,19 @@ class NodeSection(Section):
 class NodeGroup(Section):
     """Nodes of one kind, added when work needs them and removed when idle. If min equals max, their number is fixed."""
 
-    node: NodeSection
-    min: int = Field(0, ge=0, description="nodes that stay even when idle")
-    max: int = Field(ge=1, le=100_000)
-    spot: bool = Field(True, description="use spot machines, which the cloud may reclaim; always false for training")
+    node: NodeSection = Field(description="One node of the group.")
+    min: int = Field(0, ge=0, description="Minimum number of nodes, which stay even when idle.")
+    max: int = Field(ge=1, le=100_000, description="Maximum number of nodes.")
+    spot: bool = Field(True, description="Use spot machines, which the cloud may reclaim. Always false for training.")
     idle_timeout_s: int = Field(
-        120, ge=1, le=INT32, description="seconds until an idle node is removed; default of training: 600"
+        120, ge=1, le=INT32, description="Seconds until an idle node is removed. Default for training: 600."
     )
     grace_s: int = Field(
         30,
         ge=20,
         le=INT32,
-        description="seconds between the termination notice and the end of a pod; default of training: 600, so that a "
-        "checkpoint can be saved",
+        description="Seconds between the termination notice and the end of a pod. Default for training: 600, so that a "
+        "checkpoint can be saved.",
     )
 
     @model_validator(mode="after")

@@ -28,7 +28,7 @@ from .types import KubeManifest, Outcome
 POLL_SECONDS = 5.0
 OUTAGE_SECONDS = 300.0  # following stops with an error if the cluster does not answer for this time
 _MESSAGE_LENGTH = 300
-_STOP_MARGIN_SECONDS = 120  # between the end of a job that is stopped and KubeRay's deadline
+_STOP_MARGIN_SECONDS = 120  # time between the end of a job that is stopped and KubeRay's deadline
 _DIGEST_ANNOTATION = f"{PROJECT}/digest"  # digest of the submitted spec of the job
 _SUBMISSION_LABEL = f"{PROJECT}/submission"  # random: tells a job from a later one of the same name
 
@@ -49,7 +49,7 @@ def submit(spec: ClusterSpec, manifests: Sequence[KubeManifest]) -> Outcome:
         manifests: the result of `render`; the RayJob is the last one.
     Returns: with the exit code SUCCESS, FAILED, USER_ERROR or STOPPED; INTERRUPTED by Ctrl-C, TERMINATED by SIGTERM.
     Raises:
-        UserError: kubectl or the cluster refuses, or a job with another command runs under this name.
+        UserError: kubectl or the cluster rejects the job, or a job with another command runs under this name.
     """
     ray_job = manifests[-1]
     # Sorted keys, so that equal specs have equal digests.
@@ -94,7 +94,7 @@ def _identity(spec: ClusterSpec, manifest: KubeManifest) -> dict[str, Any]:
 
 
 def _check_is_ours(spec: ClusterSpec, existing: dict[str, Any]) -> None:
-    """Refuse to replace an object that lacks the labels of this spec."""
+    """Reject an existing object that lacks the labels of this spec, since it must not be replaced."""
     labels = existing["metadata"].get("labels") or {}
     missing = [f"{key}={value}" for key, value in spec.labels.items() if labels.get(key) != value]
     if missing:
@@ -188,7 +188,7 @@ class _State(NamedTuple):
     """What `status` says of a job, or of a cluster without one. The fields are those that `--json` prints."""
 
     status: str
-    exit_code: ExitCode | None  # of a job that has ended
+    exit_code: ExitCode | None  # None until the job has ended
     details: str
 
 
@@ -299,7 +299,7 @@ class _End(enum.Enum):
     """How a job has ended, and the exit code of `cluster submit` for it."""
 
     SUCCEEDED = enum.auto(), ExitCode.SUCCESS
-    REJECTED = enum.auto(), ExitCode.USER_ERROR  # by KubeRay
+    REJECTED = enum.auto(), ExitCode.USER_ERROR  # KubeRay found the RayJob invalid
     USER_ERROR = enum.auto(), ExitCode.USER_ERROR
     GATE_FAILED = enum.auto(), ExitCode.FAILED
     FAILED = enum.auto(), ExitCode.FAILED

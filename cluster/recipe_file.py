@@ -13,7 +13,7 @@ FOLDER = "/etc/pos2distill"  # where the file is mounted; a spec cannot mount a 
 # `kubectl apply` writes the whole object a second time, as JSON, into an annotation; all annotations of an object may
 # have 256 KiB. A ConfigMap itself may have 1 MiB.
 MAX_JSON_BYTES = 240 << 10
-_ESCAPED = re.compile("[<>&]")  # as \u003c, besides what Python's JSON escapes
+_ESCAPED = re.compile("[<>&]")  # escaped as \u003c, besides what Python's JSON escapes
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ class _Server(NamedTuple):
 
 
 def check_addresses(network: NetworkSection, pods: PodsSection) -> None:
-    """Refuse invalid addresses of stores and proxies in `pods.env`, and proxies that no rule can allow.
+    """Reject invalid addresses of stores and proxies in `pods.env`, and proxies that no rule can allow.
 
     Raises:
         ValueError: naming the variable.
@@ -72,7 +72,7 @@ def _destination(pods: PodsSection, scheme: str, url: str) -> _Server | None:
         try:
             server = _server("it", url)
             return server._replace(name=server.host)
-        except ValueError:  # the study's own checks refuse the URL
+        except ValueError:  # the study's own checks reject the URL
             return None
     secrets = {secret.env for secret in pods.secrets}
     for name in ENDPOINTS[scheme]:

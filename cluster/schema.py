@@ -1,4 +1,4 @@
-"""Check manifests against the schemas of KubeRay's custom resource definitions (CRDs). Unknown fields are refused."""
+"""Check manifests against the schemas of KubeRay's custom resource definitions (CRDs). Unknown fields are rejected."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -100,7 +100,7 @@ def _schemas_in(document: Any, file: Path) -> Iterator[tuple[str, dict[str, Any]
 
 
 def _strict(schema: Any) -> Any:
-    """A copy of a schema that refuses unknown fields and does not require those with a default.
+    """A copy of a schema that rejects unknown fields and does not require those with a default.
 
     The API server drops unknown fields without a message, and fills in defaults.
     """

@@ -38,7 +38,7 @@ _SET_BY_IMAGE = (
     *("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "HOSTNAME", "TMPDIR"),
     *("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "RAY_TMPDIR"),
 )
-_EMPTY_FOLDERS = ("/tmp", "/scratch")  # which pods mount to write to
+_EMPTY_FOLDERS = ("/tmp", "/scratch")  # pods mount empty folders here to write to
 # A mount hides what the image has in its folder.
 _RESERVED_MOUNTS = (
     *(*_EMPTY_FOLDERS, "/dev", "/proc", "/sys", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64"),
@@ -60,11 +60,13 @@ def has_parent_segment(path: str) -> bool:
 class StorageSection(Section):
     """Where results are stored: in a bucket, or on a volume that all pods mount."""
 
-    url: str = Field(description="bucket URL (s3:// or gs://), or a folder below mount")
+    url: str = Field(description="Bucket URL (s3:// or gs://), or a folder below mount.")
     claim: ObjectName | None = Field(
-        None, description="an existing PersistentVolumeClaim, ReadWriteMany, mounted in every pod"
+        None,
+        description="Existing PersistentVolumeClaim (ReadWriteMany), mounted in every pod. Default: none, for a "
+        "bucket.",
     )
-    mount: Folder = Field("/mnt/storage", description="where the claim is mounted")
+    mount: Folder = Field("/mnt/storage", description="Folder at which the claim is mounted.")
 
     @model_validator(mode="after")
     def _check_url(self) -> "StorageSection":
@@ -86,9 +88,9 @@ class StorageSection(Section):
 class SecretReference(Section):
     """One key of a Kubernetes Secret as an environment variable. The spec never contains its value."""
 
-    env: str = Field(description="name of the environment variable")
-    secret: ObjectName = Field(description="name of the Secret")
-    key: str = Field(description="key in the Secret")
+    env: str = Field(description="Name of the environment variable.")
+    secret: ObjectName = Field(description="Name of the Secret.")
+    key: str = Field(description="Key in the Secret.")
 
     @model_validator(mode="after")
     def _check_names(self) -> "SecretReference":
@@ -104,15 +106,15 @@ class SecretReference(Section):
 class VolumeSection(Section):
     """A further volume that all pods mount: a claim (a model cache, a data set, a bucket by a CSI driver), or files."""
 
-    claim: ObjectName | None = Field(None, description="an existing PersistentVolumeClaim, which many pods can mount")
+    claim: ObjectName | None = Field(None, description="Existing PersistentVolumeClaim that many pods can mount.")
     secret: ObjectName | None = Field(
-        None, description="instead of a claim: a Secret, each key a file, such as credentials"
+        None, description="Secret to mount instead of a claim, with one file for each key, for example credentials."
     )
     config_map: ObjectName | None = Field(
-        None, description="instead of a claim: a ConfigMap, each key a file, such as certificates"
+        None, description="ConfigMap to mount instead of a claim, with one file for each key, for example certificates."
     )
-    mount: Folder = Field(description="where it is mounted")
-    read_only: bool = Field(False, description="always true for a Secret and a ConfigMap")
+    mount: Folder = Field(description="Folder at which the volume is mounted.")
+    read_only: bool = Field(False, description="Mount the claim read-only. A Secret and a ConfigMap always are.")
 
     @model_validator(mode="after")
     def _check_source(self) -> "VolumeSection":
@@ -134,32 +136,45 @@ class VolumeSection(Section):
 class PodsSection(Section):
     """Settings of all pods of the cluster."""
 
-    project: Folder = Field("/opt/pos2distill", description="folder of run.py in the image")
-    user: int = Field(1000, ge=1, le=INT32, description="user and group id of the pods; never root")
+    project: Folder = Field("/opt/pos2distill", description="Folder of run.py in the image.")
+    user: int = Field(1000, ge=1, le=INT32, description="User and group id of the pods, never root.")
     service_account: ObjectName | None = Field(
         None,
-        description="an existing ServiceAccount; default: a new one with the name of the cluster",
+        description="Existing ServiceAccount of the pods. Default: a new one with the name of the cluster.",
     )
     service_account_annotations: dict[str, str] = Field(
-        {}, description="of the new ServiceAccount: the cloud identity that has access to the storage"
+        {},
+        description="Annotations of the new ServiceAccount, for example the cloud identity that has access to the "
+        "storage.",
     )
-    pull_secrets: tuple[ObjectName, ...] = Field((), description="names of Secrets for the image registry")
-    priority_class: ObjectName | None = None
+    pull_secrets: tuple[ObjectName, ...] = Field(
+        (), description="Names of Secrets with credentials of the image registry."
+    )
+    priority_class: ObjectName | None = Field(None, description="PriorityClass of the pods. Default: none.")
     runtime_class: ObjectName | None = Field(
-        None, description="of pods with GPUs, where the machines' default is another than NVIDIA's"
+        None, description="RuntimeClass of pods with GPUs, where the machines' default runtime is not NVIDIA's."
     )
     scheduler: DnsLabel | None = Field(
-        None, description="schedulerName, for example of a gang scheduler; see also job.labels"
+        None, description="Scheduler of the pods (schedulerName), for example a gang scheduler. See also job.labels."
     )
-    labels: dict[str, str] = Field({}, description="of all pods, for example to which team their cost belongs")
-    annotations: dict[str, str] = Field({}, description="of all pods, for example for networks or CSI drivers")
-    volumes: tuple[VolumeSection, ...] = ()
+    labels: dict[str, str] = Field(
+        {}, description="Labels of all pods, for example the team to which their cost belongs."
+    )
+    annotations: dict[str, str] = Field(
+        {}, description="Annotations of all pods, for example for networks or CSI drivers."
+    )
+    volumes: tuple[VolumeSection, ...] = Field((), description="Additional volumes that the Ray pods mount.")
     model_cache: Folder | None = Field(
         None,
-        description="folder of one of the volumes, in which models of the hub are kept for all pods and jobs",
+        description="Folder on one of the volumes in which models of the hub are kept for all pods and jobs. Default: "
+        "every pod downloads them.",
     )
-    env: dict[str, str] = Field({}, description="environment variables; use `secrets` for secrets")
-    secrets: tuple[SecretReference, ...] = ()
+    env: dict[str, str] = Field(
+        {}, description="Environment variables of the Ray containers. Use `secrets` for secrets."
+    )
+    secrets: tuple[SecretReference, ...] = Field(
+        (), description="Environment variables of the Ray containers whose values are in Kubernetes Secrets."
+    )
 
     @field_validator("project")
     @classmethod
@@ -232,9 +247,9 @@ class PodsSection(Section):
 class HistorySection(Section):
     """KubeRay's History Server: a container in each Ray pod copies logs and events to the bucket."""
 
-    image: str = Field(description="of KubeRay's collector, with the version of the operator")
-    folder: Key = Field("ray-history", description="in the bucket of storage.url")
-    region: Region | None = Field(None, description="of the bucket, which s3:// requires")
+    image: str = Field(description="Image of KubeRay's collector, with the version of the operator.")
+    folder: Key = Field("ray-history", description="Folder in the bucket of storage.url.")
+    region: Region | None = Field(None, description="Region of the bucket, which s3:// requires.")
 
     @field_validator("image")
     @classmethod
@@ -250,33 +265,40 @@ class JobSection(Section):
         7 * 24 * 3600,
         ge=1,
         le=INT32,
-        description="after which the job is stopped: of all attempts together if `cluster submit` applied it without "
-        "a queue, else of each attempt by itself, without its time in the queue",
+        description="Seconds after which the job is stopped. They count for all attempts together if `cluster submit` "
+        "applied it without a queue, else for each attempt by itself, without its time in the queue.",
     )
     start_deadline_s: int = Field(
-        3600, ge=1, le=INT32, description="an attempt that has not started by then ends; the next one begins"
+        3600,
+        ge=1,
+        le=INT32,
+        description="Seconds after which an attempt that has not started ends, and the next one begins.",
     )
     ttl_s: int = Field(
         60,
         ge=0,
         le=INT32,
-        description="seconds from the end of the job to the deletion of its cluster, whose machines stay until then",
+        description="Seconds from the end of the job to the deletion of its cluster, whose machines stay until then.",
     )
     backoff_limit: int = Field(
         2,
         ge=0,
         le=INT32,
-        description="retries after a failure other than a user error, each on a new cluster; the study resumes",
+        description="Retries after a failure other than a user error, each on a new cluster, where the study resumes.",
     )
     queue: DnsLabel | None = Field(
         None,
-        description="a Kueue LocalQueue, which requires groups of a fixed size unless elastic; default: no Kueue",
+        description="Kueue LocalQueue of the job, which requires groups of a fixed size unless elastic is true. "
+        "Default: no Kueue.",
     )
     elastic: bool = Field(
-        False, description="scale groups in the queue; requires Kueue's feature gate ElasticJobsViaWorkloadSlices"
+        False,
+        description="Scale groups of a job in a queue. Requires Kueue's feature gate ElasticJobsViaWorkloadSlices.",
     )
     labels: dict[str, str] = Field(
-        {}, description="of the RayJob or RayCluster, for example the queue of a gang scheduler: kai.scheduler/queue"
+        {},
+        description="Labels of the RayJob or RayCluster, for example the queue of a gang scheduler, "
+        "kai.scheduler/queue.",
     )
 
     @field_validator("labels")

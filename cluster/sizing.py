@@ -22,9 +22,10 @@ from .spec import ClusterSpec
 # Bytes of GPU memory per trained parameter, by training.precision (strategies/zero3.py): bfloat16 weight 2, fp32
 # gradient 4 (`grad_accum_dtype`), fp32 weight 4 and two moments 8. In fp32, the model computes with the fp32 weight.
 GPU_BYTES = {"bfloat16": 18, "float32": 16}
-ENGINE_RESERVE = 1.6e9  # of vLLM on a GPU, beside weights and cache; an estimate
-OBJECT_STORE_FRACTION = 0.9  # of /dev/shm; the remainder is for NCCL
-GPU_RESERVE = 6e9  # per GPU: gathered weights, recomputed activations, buffers of NCCL and CUDA; an estimate
+ENGINE_RESERVE = 1.6e9  # GPU memory that vLLM needs besides weights and cache; an estimate
+OBJECT_STORE_FRACTION = 0.9  # fraction of /dev/shm for Ray's object store; the remainder is for NCCL
+# Further memory on each GPU: gathered weights, recomputed activations, buffers of NCCL and CUDA; an estimate.
+GPU_RESERVE = 6e9
 
 # Parameters of the models in the recipes, by the last part of their names: a copy usually keeps that.
 KNOWN_PARAMETERS = {
@@ -44,7 +45,7 @@ KNOWN_SHAPES = {
 }
 # Adapters of rank 64 in every linear layer are 2 % of an 8 B model.
 _ADAPTER_PERCENT = 5
-_MAX_HEADER_BYTES = 100 << 20  # of safetensors
+_MAX_HEADER_BYTES = 100 << 20  # largest header of a safetensors file
 
 # Memory of one GPU in GB, by the beginning of the machine's name:
 # https://cloud.google.com/compute/docs/gpus, https://aws.amazon.com/ec2/instance-types
@@ -78,7 +79,7 @@ def node_disks(spec: ClusterSpec, recipe: Recipe | None = None, storage: str | N
     if recipe is not None:
         studies = [cell.study for _, cell in sweep_cells(recipe)]
         for name in spec.groups:
-            if name != "data":  # reads config and tokenizer only
+            if name != "data":  # data tasks read config and tokenizer only
                 disks[name] = _largest([_of_study(spec, study, name, len(studies), remote) for study in studies])
     elif spec.model_billions is not None:
         whole = round(spec.model_billions * 1e9)
@@ -93,7 +94,7 @@ def node_disks(spec: ClusterSpec, recipe: Recipe | None = None, storage: str | N
 
 
 def check_gpu_memory(spec: ClusterSpec, job: JobCommand) -> None:
-    """Refuse what does not fit the GPUs of the machines, where these are known.
+    """Reject what does not fit the GPUs of the machines, where these are known.
 
     Raises:
         UserError: naming how many workers, or GPUs of an engine, suffice.
@@ -222,11 +223,16 @@ def _of_study(spec: ClusterSpec, study: Study, group: str, studies: int, remote:
     parameters = _parameters(spec, study.model.path)
     weights = WEIGHT_BYTES[study.model.dtype] * parameters
     trained = parameters if study.training.lora is None else parameters * _ADAPTER_PERCENT // 100
-    # Trainers begin a later round with the model of the one before; samplers generate with the models of all rounds.
-    rounds = study.method.rounds
-    models = (min(rounds, 2) if group == "training" else studies * rounds) * weights if remote else 0
+    if not remote:
+        trained_models = 0  # read and written in place
+    elif group == "training":
+        # Trainers begin a later round with the model of the one before.
+        trained_models = min(study.method.rounds, 2)
+    else:
+        # Samplers generate with the models of all rounds.
+        trained_models = studies * study.method.rounds
     copy = weights if _is_copied(spec, study.model.path) else 0
-    return _parts(group, copy=copy, trained_model=models, state=STATE_BYTES * trained)
+    return _parts(group, copy=copy, trained_model=trained_models * weights, state=STATE_BYTES * trained)
 
 
 def _parts(group: str, *, copy: int, trained_model: int, state: int) -> dict[str, int]:
@@ -242,7 +248,7 @@ def _is_copied(spec: ClusterSpec, path: str) -> bool:
     if Path(path).is_dir():
         return False
     if spec.pods.model_cache and "://" not in path:
-        return False  # a model of the hub
+        return False  # it is a model of the hub
     is_mounted = any(PurePosixPath(path).is_relative_to(mount) for mount in spec.mounts)
     return not is_mounted
 

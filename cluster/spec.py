@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from pos2distill.config import Section
 from pos2distill.config.overrides import apply_override
-from pos2distill.config.read import find_yaml, read_sections, refuse_secrets
+from pos2distill.config.read import find_yaml, read_sections, reject_secrets
 from pos2distill.config.validation import to_user_error
 
 from .names import INSTANCE_LABEL, PART_OF_LABEL, PROJECT, QUEUE_LABEL, RAY_JOB_NAME_LENGTH, SET_ON_PODS
@@ -22,7 +22,7 @@ from .routes import check_addresses, missing_route
 from .sections import DnsLabel, HistorySection, JobSection, Namespace, PodsSection, StorageSection
 from .syntax import DNS_LABEL, SHOWN, check_pinned, is_label_value
 
-RAY = (2, 60)  # of the image; a test compares it with the lock file
+RAY = (2, 60)  # version of Ray in the image; a test compares it with the lock file
 # Seconds between the notice and the end of a spot machine, by platform:
 # https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms,
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
@@ -37,35 +37,42 @@ PRESETS = Path(__file__).parent / "presets"
 class ClusterSpec(Section):
     """A cluster for studies: a head that runs no work, and nodes for sampling, training and (optional) data tasks."""
 
-    name: DnsLabel = Field(max_length=RAY_JOB_NAME_LENGTH)
-    namespace: Namespace = "default"
-    image: str = Field(description="with this project and its requirements/gpu.txt installed")
-    ray_version: str = Field("2.60.0", description="of the image")
+    name: DnsLabel = Field(
+        max_length=RAY_JOB_NAME_LENGTH,
+        description="Name of the RayJob or RayCluster, with which the names of its other objects begin.",
+    )
+    namespace: Namespace = Field("default", description="Kubernetes namespace of all objects.")
+    image: str = Field(description="Container image in which this project and its requirements/gpu.txt are installed.")
+    ray_version: str = Field("2.60.0", description="Version of Ray in the image.")
     platform: Literal["gke", "eks", "karpenter", "other"] = Field(
-        "other", description="how spot machines are requested; other: not supported"
+        "other", description="Platform, which decides how spot machines are requested. `other`: without spot machines."
     )
     model_billions: float | None = Field(
         None,
         gt=0,
         le=1_000_000,
-        description="billions of parameters of the model, from which disks are computed; default: read from its "
-        "folder, or known for the models of the recipes",
+        description="Billions of parameters of the model, from which disks are computed. Default: read from the "
+        "model's folder, or known for the models of the recipes.",
     )
-    storage: StorageSection
-    head: NodeSection
-    sampling: NodeGroup = Field(description="for sampling; any node may be lost at any time")
+    storage: StorageSection = Field(description="Where results are stored.")
+    head: NodeSection = Field(description="Node of the head, on which no work runs.")
+    sampling: NodeGroup = Field(description="Nodes for sampling, any of which may be lost at any time.")
     sampling_fallbacks: dict[str, NodeGroup] = Field(
-        {}, description="further groups for sampling by name, in this order, for what the groups before cannot provide"
+        {}, description="Further groups for sampling by name, in this order, for what the groups before cannot provide."
     )
-    training: NodeGroup = Field(description="for training, on demand: the loss of one node stops all workers")
+    training: NodeGroup = Field(description="Nodes for training, on demand, since the loss of one stops all workers.")
     data: NodeGroup | None = Field(
-        None, description="without GPUs, for reading and permuting data, so that this keeps no GPU node busy"
+        None,
+        description="Nodes without GPUs for reading and permuting data, so that this keeps no GPU node busy. Default: "
+        "none.",
     )
-    pods: PodsSection = PodsSection()
-    job: JobSection = JobSection()
-    network: NetworkSection = NetworkSection()
+    pods: PodsSection = Field(PodsSection(), description="Settings of all pods.")
+    job: JobSection = Field(JobSection(), description="Limits of the job.")
+    network: NetworkSection = Field(NetworkSection(), description="Allowed connections.")
     history: HistorySection | None = Field(
-        None, description="copies Ray's logs and events to the bucket; requires a feature gate of KubeRay"
+        None,
+        description="KubeRay's History Server, which copies Ray's logs and events to the bucket and requires a feature "
+        "gate of KubeRay. Default: none.",
     )
 
     @property
@@ -266,7 +273,7 @@ def load_cluster(name_or_path: str, overrides: Sequence[str] = (), *, prefix: st
     raw = read_sections(path, "name, storage, sampling, …")
     overridden = [apply_override(raw, override, prefix=prefix) for override in overrides]
     remedy = "set the names of a Kubernetes Secret and its key in pods.secrets"
-    refuse_secrets(raw, path, overridden, remedy, prefix=prefix)
+    reject_secrets(raw, path, overridden, remedy, prefix=prefix)
     try:
         return ClusterSpec.model_validate(raw)
     except ValidationError as error:

@@ -22,8 +22,8 @@ _IDENTITIES = {
     ("eks", "s3"): "eks.amazonaws.com/role-arn",
     ("karpenter", "s3"): "eks.amazonaws.com/role-arn",
 }
-_WRITE_RATE = 1e9  # bytes a second, of a fast disk or network
-_METADATA_SERVER = "169.254.169.254"  # of Google's machines
+_WRITE_RATE = 1e9  # bytes per second that a fast disk or network takes
+_METADATA_SERVER = "169.254.169.254"  # address of the metadata server on Google's machines
 _CREDENTIALS = {
     "s3": ("AWS_ACCESS_KEY_ID", "AWS_ROLE_ARN", "AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"),
     "gs": ("GOOGLE_APPLICATION_CREDENTIALS",),

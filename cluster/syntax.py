@@ -6,8 +6,8 @@ Source: k8s.io/apimachinery/pkg/util/validation of Kubernetes 1.34; for images, 
 import re
 from collections.abc import Mapping
 
-SHOWN = 60  # characters of a name or value in a message
-MOVING_TAGS = ("latest", "nightly", "main", "master", "stable", "dev", "edge")  # of images: what they name changes
+SHOWN = 60  # characters of a name or value that a message shows
+MOVING_TAGS = ("latest", "nightly", "main", "master", "stable", "dev", "edge")  # the image behind such a tag changes
 KEY_MESSAGE = "is not a valid key; use at most 63 letters, digits, '-', '_' and '.', after an optional domain"
 LABEL_MESSAGE = "is not a valid label; use at most 63 letters, digits, '-', '_' and '.'"
 NAME_MESSAGE = "is not a valid name; use a to z, 0 to 9, - and dots"
@@ -59,7 +59,7 @@ def checked_name(name: str) -> str:
 
 
 def check_labels(labels: Mapping[str, str]) -> None:
-    """Refuse labels that Kubernetes does not accept.
+    """Reject labels that Kubernetes does not accept.
 
     Raises:
         ValueError: for keys and values that no label can have.
@@ -72,7 +72,7 @@ def check_labels(labels: Mapping[str, str]) -> None:
 
 
 def check_annotations(annotations: Mapping[str, str]) -> None:
-    """Refuse annotations that Kubernetes does not accept.
+    """Reject annotations that Kubernetes does not accept.
 
     Raises:
         ValueError: for keys that no annotation can have. Their values are free.
@@ -83,7 +83,7 @@ def check_annotations(annotations: Mapping[str, str]) -> None:
 
 
 def check_image(image: str) -> None:
-    """Refuse a text that is not a valid image reference.
+    """Reject a text that is not a valid image reference.
 
     Raises:
         ValueError: with the nearest valid reference, if a machine could not pull this image.
@@ -101,7 +101,7 @@ def check_image(image: str) -> None:
 
 
 def check_pinned(image: str) -> None:
-    """Refuse an image without a version.
+    """Reject an image without a version.
 
     Raises:
         ValueError: if this is not a valid image reference, or has no version.

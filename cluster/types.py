@@ -11,9 +11,9 @@ KubeManifest = dict[str, Any]
 
 
 class Level(enum.StrEnum):
-    """What a finding means. Errors and policies are refused, warnings are only reported."""
+    """What a finding means. Errors and policies are rejected, warnings are only reported."""
 
-    ERROR = "error"  # Kubernetes or KubeRay refuses the manifest
+    ERROR = "error"  # Kubernetes or KubeRay rejects the manifest
     POLICY = "policy"  # they accept it, but a study does not run as intended, or is not safe
     WARNING = "warning"  # accepted, but risky
 
@@ -21,7 +21,7 @@ class Level(enum.StrEnum):
 class Violation(NamedTuple):
     """Where a manifest breaks a rule or its schema."""
 
-    path: str  # of the field, for example spec.rayClusterSpec.workerGroupSpecs[0].minReplicas
+    path: str  # path of the field, for example spec.rayClusterSpec.workerGroupSpecs[0].minReplicas
     message: str  # what is wrong and how to fix it, on one line
 
 

@@ -16,7 +16,7 @@ from .rules.shapes import IDENTITY, SHAPES
 from .schema import check_schema, load_schemas
 from .types import KubeManifest, Level, Violation
 
-CHECKED_KINDS = tuple(SHAPES)  # with their API versions
+CHECKED_KINDS = tuple(SHAPES)  # pairs of API version and kind
 # Characters of a report's line. Names in a file can be of any length.
 _TITLE_LENGTH = 100
 _PATH_LENGTH = 250
@@ -68,7 +68,7 @@ def check(manifests: Sequence[KubeManifest], crds: str | None = None) -> list[Fi
     published = load_schemas(crds) if crds else {}
     findings: list[Finding] = []
     identities = set()
-    namespaces: dict[str, object] = {}  # of the objects of one cluster, by its label
+    namespaces: dict[str, object] = {}  # namespace of a cluster's objects, by the cluster's label
     for number, manifest in enumerate(manifests, 1):
         title = _title(manifest)
         identity = _identity(manifest, number)
@@ -90,7 +90,7 @@ def _check_one(manifest: KubeManifest, published: dict[tuple[str, str], Any]) ->
     reported = set()
     kind = str(manifest.get("apiVersion")), str(manifest.get("kind"))
     # The CRD comes before our own schema, since it knows all fields. Ours stays: KubeRay's CRD has no list of the
-    # values of some fields, such as submissionMode, which the operator refuses later.
+    # values of some fields, such as submissionMode, which the operator rejects later.
     for validator in (IDENTITY, published.get(kind), SHAPES.get(kind)):
         if validator is None:
             continue
@@ -143,7 +143,7 @@ def load_manifests(path: Path) -> list[KubeManifest] | None:
         if isinstance(document, dict) and document.get("kind") == "List" and isinstance(document.get("items"), list):
             if not document["items"]:
                 raise UserError(f"{path}: is a List without items, as kubectl prints where nothing is found")
-            documents += document["items"]  # as `kubectl get -o yaml` prints several objects
+            documents += document["items"]  # `kubectl get -o yaml` prints several objects as a List
         elif document is not None:  # a trailing `---` leaves an empty document
             documents.append(document)
     if not any(isinstance(document, dict) and "kind" in document for document in documents):

@@ -1,4 +1,4 @@
-"""What KubeRay's operator refuses, of the fields that `cluster render` writes.
+"""What KubeRay's operator rejects, of the fields that `cluster render` writes.
 
 The operator reports these only in the status of an applied object. Each docstring names the function it follows, in
 `ray-operator/controllers/ray/utils/validation.go` of KubeRay 1.7.0. Its rules on other fields are not repeated here,
@@ -13,14 +13,14 @@ from ..types import Violation
 from .fields import Fields, Rule, autoscaler_of, cluster_of, containers_of, groups_of, job_of, nodes_of, ray_container
 from .kubernetes import check_labels
 
-_RESOURCE_PARAMETERS = ("num-cpus", "num-gpus", "memory", "resources")  # of `ray start`
+_RESOURCE_PARAMETERS = ("num-cpus", "num-gpus", "memory", "resources")  # parameters of `ray start`
 _MINIMA = (
     *(("ttlSecondsAfterFinished", 0), ("backoffLimit", 0)),
     *(("activeDeadlineSeconds", 1), ("preRunningDeadlineSeconds", 1)),
 )
 _AUTH_VERSION, _PRIORITY_VERSION = (2, 52), (2, 56)
-_REQUIRED_BY_BACKEND = {"gcs": "GCS_BUCKET", "s3": "S3_REGION"}  # of those that `render` writes
-_ENABLED = ("1", "true")  # values of a variable
+_REQUIRED_BY_BACKEND = {"gcs": "GCS_BUCKET", "s3": "S3_REGION"}  # only for backends that `render` writes
+_ENABLED = ("1", "true")  # values of a variable that switch a feature on
 
 
 def limits_are_in_range(manifest: Fields) -> Iterator[Violation]:
@@ -54,7 +54,7 @@ def pods_have_a_container(manifest: Fields) -> Iterator[Violation]:
             yield pod.violation("containers", "missing; a pod requires the Ray container")
         for container in containers_of(pod):
             if not container.get("image"):
-                yield container.violation("image", "missing; KubeRay sets none, and Kubernetes refuses the pod")
+                yield container.violation("image", "missing; KubeRay sets none, and Kubernetes rejects the pod")
 
 
 def replicas_are_in_range(manifest: Fields) -> Iterator[Violation]:

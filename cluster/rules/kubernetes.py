@@ -1,4 +1,4 @@
-"""What the API server refuses: in the objects themselves, and in pods, which KubeRay creates only later."""
+"""What the API server rejects: in the objects themselves, and in pods, which KubeRay creates only later."""
 
 import re
 from collections.abc import Iterator
@@ -28,10 +28,10 @@ _GENERATED_LENGTH = 5  # characters that Kubernetes appends to generateName
 
 _DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # services may not begin with a digit
 _ENV_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
-_RESOURCES = ("cpu", "memory", "ephemeral-storage")  # those without a domain, beside hugepages-SIZE
+_RESOURCES = ("cpu", "memory", "ephemeral-storage")  # resources without a domain, besides hugepages-SIZE
 _OPERATORS = ("Exists", "Equal", "Lt", "Gt")  # the last two since Kubernetes 1.35, behind a feature gate
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
-_ANNOTATIONS_LENGTH = 256 << 10  # of all keys and values of an object
+_ANNOTATIONS_LENGTH = 256 << 10  # total length of all keys and values of an object
 _PULL_POLICIES = ("Always", "IfNotPresent", "Never")
 
 

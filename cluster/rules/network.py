@@ -1,4 +1,4 @@
-"""What the API server refuses in a NetworkPolicy.
+"""What the API server rejects in a NetworkPolicy.
 
 Source: ValidateNetworkPolicySpec, ValidateNetworkPolicyPort and ValidateIPBlock of Kubernetes 1.34
 (pkg/apis/networking/validation).

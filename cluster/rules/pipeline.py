@@ -193,7 +193,7 @@ def replicas_are_a_node_each(manifest: Fields) -> Iterator[Violation]:
 
 
 def groups_are_not_suspended(manifest: Fields) -> Iterator[Violation]:
-    """KubeRay refuses a suspended group with autoscaling; without autoscaling, the group has no nodes."""
+    """KubeRay rejects a suspended group with autoscaling; without autoscaling, the group has no nodes."""
     for group in groups_of(manifest):
         if group.get("suspend") is True:
             yield group.violation("suspend", "the group would have no nodes; remove it")

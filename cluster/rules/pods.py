@@ -55,12 +55,12 @@ def images_have_a_version(manifest: Fields) -> Iterator[Violation]:
     """Pods of one cluster must run the same image."""
     containers = [container for pod in pods_of(manifest) for container in containers_of(pod)]
     collector = cluster_of(manifest).mapping("historyServerOptions", "collectorOptions")
-    if collector.get("image"):  # KubeRay refuses one without an image
+    if collector.get("image"):  # KubeRay rejects one without an image
         containers.append(collector)
     for container in containers:
         image = container.text("image")
         if not image:
-            continue  # an error by another rule
+            continue  # another rule reports it
         name = image.rpartition("/")[2]  # a registry's port also follows a colon
         if ":" not in name or name.rpartition(":")[2] in MOVING_TAGS:
             yield container.violation("image", f"'{image[:200]}' may change between pods; name a version")
@@ -121,7 +121,7 @@ def gpu_pods_tolerate_gpu_machines(manifest: Fields) -> Iterator[Violation]:
 
 
 def mounted_volumes_exist(manifest: Fields) -> Iterator[Violation]:
-    """The API server refuses the pod, unless KubeRay adds the volume."""
+    """The API server rejects the pod, unless KubeRay adds the volume."""
     for pod in pods_of(manifest):
         volumes = {volume.text("name") for volume in pod.mappings("volumes")}
         for container in containers_of(pod):

@@ -115,7 +115,7 @@ def rights_are_dropped(manifest: Fields) -> Iterator[Violation]:
 
 
 def kernel_is_not_changed(manifest: Fields) -> Iterator[Violation]:
-    """Source: level Baseline. A namespace that enforces it refuses the pod."""
+    """Source: level Baseline. A namespace that enforces it rejects the pod."""
     for pod in pods_of(manifest):
         if pod.mapping("securityContext").items_of("sysctls"):
             yield pod.violation("securityContext.sysctls", "changes settings of the kernel; remove it")

@@ -1,4 +1,4 @@
-"""argparse, refusing words as everything else is refused: one line, with the nearest right name."""
+"""argparse with the same errors as the rest of the program: one line, with the nearest right name."""
 
 import argparse
 import re
@@ -28,7 +28,7 @@ class OneLineParser(argparse.ArgumentParser):
         return [str(choice) for action in self._actions if action.dest == argument for choice in action.choices or ()]
 
 
-def refuse_unknown(parser: OneLineParser, options: argparse.Namespace, remaining: list[str]) -> None:
+def reject_unknown(parser: OneLineParser, options: argparse.Namespace, remaining: list[str]) -> None:
     """End the program if a word is neither an option nor an override."""
     # Where a command takes settings, a left-over word without a dash is one.
     takes_settings = options.command not in ("recipes", *BROWSING)

@@ -12,24 +12,25 @@ from pos2distill.errors import warn
 
 BROWSING = ("inspect", "runs", "compare", "export", "push")
 
-_INSPECT = """Single questions of a run: answers before and after at every position, or with --samples what was sampled.
+_INSPECT = """Show single questions of a run: the answers before and after training at every position of the gold
+document, or with --samples the sampled responses.
 
 RUN is the storage of a run (runs/quickstart), or one of its folders distilled-scores-…, base-scores-…, samples-….
 """
-_EXPORT = """The questions of a run as tasks of lm-evaluation-harness: one for each position, and a group for each
-prompt length.
+_EXPORT = """Write the questions of a run as tasks of lm-evaluation-harness: one task for each position, and a group for
+each prompt length.
 
   run.py export runs/quickstart tasks
   lm_eval --include_path tasks --tasks pos2distill_quickstart_30_documents --model hf --model_args pretrained=MODEL \\
     --log_samples --output_path answers
   run.py compare runs/quickstart answers
 
-The prompts have the chat template of the run's model, so MODEL should be of its kind.
+The prompts are formatted with the chat template of the run's model, so MODEL should be of the same kind.
 """
 _PUSH = """Upload the checkpoint of a run and its model card to the Hugging Face hub. If it was trained with
-training.lora, the adapter by itself goes into the folder `adapter` of the repository.
+training.lora, the adapter alone is also uploaded, to the folder `adapter` of the repository.
 
-The token is that of `hf auth login`, or HF_TOKEN. The same command continues an interrupted upload.
+Log in with `hf auth login`, or set HF_TOKEN. Run the same command again to continue an interrupted upload.
 """
 
 
@@ -39,49 +40,63 @@ def add_browsing(add_command: Callable[[str, str, str], argparse.ArgumentParser]
     Args:
         add_command: makes the parser of a command from its name, the line about it and its description.
     """
-    text = "single questions of a run: prompts, samples, answers before and after"
+    text = "show single questions of a run: prompts, samples, answers before and after training"
     inspect = add_command("inspect", text, _INSPECT)
-    inspect.add_argument("run", metavar="RUN")
-    inspect.add_argument("--example", metavar="TEXT", help="an id, or text in the id, the location or the question")
+    inspect.add_argument("run", metavar="RUN", help="the storage of a run, or one of its folders (see above)")
     inspect.add_argument(
-        "--position", metavar="N", help="that of the gold document, from 1; several hops: 1>5; none: without documents"
+        "--example",
+        metavar="TEXT",
+        help="show only questions with this text in their id, their location in the data or their wording",
     )
-    inspect.add_argument("--documents", type=int, metavar="N", help="in the prompt, of several lengths")
+    inspect.add_argument(
+        "--position",
+        metavar="N",
+        help="show only prompts with the gold document at this position, counted from 1 (two hops: 1>5; 'none': "
+        "prompts without documents)",
+    )
+    inspect.add_argument("--documents", type=int, metavar="N", help="show only prompts with N documents")
     inspect.add_argument(
         "--outcome",
         metavar="NAME",
-        help="right, wrong, gained, lost, flipped, cut, refused; of samples kept, wrong, empty, failed",
+        help="show only answers with this outcome: right, wrong, gained, lost, flipped, cut or refused; with "
+        "--samples: kept, wrong, empty, failed or cut",
     )
-    inspect.add_argument("--limit", type=int, default=5, metavar="N", help="answers to show (default 5); 0: all")
-    inspect.add_argument("--samples", action="store_true", help="the samples, not the answers of evaluations")
     inspect.add_argument(
-        "--entropy", action="store_true", help="for kept samples, the teacher's entropy at each token, in nats"
+        "--limit", type=int, default=5, metavar="N", help="number of answers to show (default: 5; 0: all)"
     )
-    inspect.add_argument("--task", metavar="NAME", help="one of evaluation.also_evaluate, instead of the main task")
-    inspect.add_argument("--prompts", action="store_true", help="the text of each prompt too")
+    inspect.add_argument("--samples", action="store_true", help="show the samples, not the answers of the evaluations")
+    inspect.add_argument(
+        "--entropy", action="store_true", help="also show the teacher's entropy at each token of kept samples, in nats"
+    )
+    inspect.add_argument(
+        "--task", metavar="NAME", help="show this task of evaluation.also_evaluate instead of the main task"
+    )
+    inspect.add_argument("--prompts", action="store_true", help="also show the text of each prompt")
     text = "list finished studies and evaluations: date, method or model, mean and GAP"
     runs = add_command("runs", text, text)
     runs.add_argument(
-        "folder", metavar="FOLDER", nargs="?", default="runs", help="a folder of runs, or one run (default: runs)"
+        "folder", metavar="FOLDER", nargs="?", default="runs", help="a folder with runs, or one run (default: runs)"
     )
-    text = "curves of several studies or evaluated models side by side, with paired differences"
+    text = "compare several studies or evaluated models: accuracy by position side by side, with paired differences"
     compare = add_command("compare", text, text)
     compare.add_argument(
         "runs",
         metavar="RUN",
         nargs="+",
-        help="the storage of a run, a folder report-FINGERPRINT, or lm-eval's output of exported tasks",
+        help="the storage of a run, a folder report-FINGERPRINT, or the output folder of lm-eval for exported tasks",
     )
-    export = add_command("export", "the questions of a run as tasks of lm-evaluation-harness", _EXPORT)
+    export = add_command("export", "write the questions of a run as tasks of lm-evaluation-harness", _EXPORT)
     export.add_argument("run", metavar="RUN", help="the storage of a run, or one of its folders …-scores-FINGERPRINT")
-    export.add_argument("folder", metavar="FOLDER", type=Path, help="new or empty")
+    export.add_argument("folder", metavar="FOLDER", type=Path, help="output folder, which must be new or empty")
     push = add_command("push", "upload a run's checkpoint and its model card to the Hugging Face hub", _PUSH)
     push.add_argument("run", metavar="RUN", help="the storage of a run, or its folder checkpoint-FINGERPRINT")
-    push.add_argument("repository", metavar="OWNER/NAME", help="on the hub; made if it does not exist")
-    push.add_argument("--private", action="store_true", help="make a repository that only you can see")
-    inspect.add_argument("--json", action="store_true", help="as JSON, one object in each line")
+    push.add_argument("repository", metavar="OWNER/NAME", help="repository on the hub, created if it does not exist")
+    push.add_argument(
+        "--private", action="store_true", help="create a private repository; an existing public one is an error"
+    )
+    inspect.add_argument("--json", action="store_true", help="print JSON, one object per line")
     for command in (runs, compare, export, push):
-        command.add_argument("--json", action="store_true", help="as JSON")
+        command.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run_browsing(options: argparse.Namespace) -> None:

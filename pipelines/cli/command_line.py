@@ -37,12 +37,12 @@ from pos2distill.node_pools import GATE_FAILED, JOB_DASHBOARD_VARIABLE, NOT_RETR
 from pos2distill.secrets import mask_secrets
 from pos2distill.startup import is_interrupt, silent_interrupts
 
-from .argument_parser import refuse_unknown
+from .argument_parser import reject_unknown
 from .browse import BROWSING, run_browsing
 from .command_parser import RENDERING, build_parser
 from .gate_options import gate_arguments, gate_flags
-from .job_command import job_flags, split_command
 from .model_options import load_evaluated_recipe
+from .submitted_command import job_flags, split_command
 
 # Actions of `cluster` that take these options. The output of those without --json or --quiet is a manifest or a log.
 _CLUSTER_OPTIONS = {
@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser = build_parser()
         # Overrides may precede and follow options; argparse alone takes them in one place only.
         options, remaining = parser.parse_known_args(arguments)
-        refuse_unknown(parser, options, remaining)
+        reject_unknown(parser, options, remaining)
         return _run_and_flush(options, remaining)
     except SystemExit as stop:  # argparse has printed what is wrong, or the help
         if stop.code == ExitCode.USER_ERROR:
@@ -264,7 +264,7 @@ def _run_command(options: argparse.Namespace, recipe: Recipe, gate: dict[str, An
             cells = commands.plan_command(recipe, options.command)
             commands.COMMANDS[options.command].run(recipe, cells, **gate)
     except GateError as error:
-        gate_error = error  # the results that the gate refuses are complete
+        gate_error = error  # the results that the gate rejects are complete
     except Exception as error:
         record_failure(recipe, options.command, error)
         raise

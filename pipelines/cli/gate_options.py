@@ -8,9 +8,9 @@ from pos2distill.errors import UserError, warn_once
 
 # In the order of the fields of `Gate`.
 GATE_OPTIONS = {
-    "--fail-if-gap-above": "the largest GAP that passes",
-    "--fail-if-mean-below": "the smallest mean accuracy that passes",
-    "--fail-if-drop-above": "the largest loss of mean accuracy against --baseline that passes",
+    "--fail-if-gap-above": "fail if the GAP is larger than this",
+    "--fail-if-mean-below": "fail if the mean accuracy is smaller than this",
+    "--fail-if-drop-above": "fail if the mean accuracy is lower than that of --baseline by more than this",
 }
 
 
@@ -26,15 +26,15 @@ def _percentage_points(text: str) -> float:
 def add_gate(command: argparse.ArgumentParser) -> None:
     gate = command.add_argument_group(
         "gate",
-        "evaluate: exit 1 with one line if the data show, with 95 % confidence,\nthat a limit is exceeded by the "
-        "checkpoint, or without one by the model.\nPOINTS are percentage points: 25 for a GAP of .25",
+        "for evaluate: exit with code 1 if the results show, with 95 % confidence, that the\ncheckpoint (or the model, "
+        "if there is no checkpoint) violates a limit.\nPOINTS are percentage points: 25 for a GAP of .25",
     )
     for option, text in GATE_OPTIONS.items():
         gate.add_argument(option, type=_percentage_points, metavar="POINTS", help=text)
     gate.add_argument(
         "--baseline",
         metavar="URL",
-        help="for --fail-if-drop-above: the folder of another evaluation of the same questions",
+        help="for --fail-if-drop-above: folder or URL of an earlier evaluation of the same questions",
     )
 
 

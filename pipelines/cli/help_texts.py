@@ -1,6 +1,20 @@
-"""The texts of `--help` below the options."""
+"""The texts of `--help`: what each command does, and what is printed below the options."""
 
 import textwrap
+
+COMMAND_HELP = {
+    "study": "run the whole study: evaluate, sample, distill, evaluate again, report; finished stages are skipped",
+    "evaluate": "measure accuracy at every slot: of a recipe's base model and its checkpoint if any, or of any --model",
+    "analyze": "analyze why a recipe's models answer differently by position: KL by token, recovery, attention, failed "
+    "steps",
+    "sample": "sample responses to advantageous prompts and store them, with the teacher's hidden states",
+    "distill": "train on the stored samples; with runtime.mode=streamed, sample missing ones at the same time",
+    "report": "write the HTML page and summary.json from finished results",
+}
+WORDS_HELP = (
+    f"command of the job ({', '.join(COMMAND_HELP)}; default: study), then a recipe, then settings as "
+    "section.field=value"
+)
 
 _EXAMPLES = {
     "recipes": ("recipes",),
@@ -66,27 +80,29 @@ def examples(command: str | None = None) -> str:
 
 SUBMIT = """Run a command as a job on a running Ray cluster, through its job API, and follow its log until it ends.
 
-It uploads this project's code, recipes and examples, and a recipe of your own; secrets, data, results and
-environments stay here. So runtime.storage must be a URL, or the absolute path of a folder that all nodes share; the
-same is true of data and models outside examples/. The nodes need the packages of requirements/.
+The job gets this project's code, recipes and examples, and your own recipe if you name one. Secrets, data, results and
+environments are not uploaded. Therefore runtime.storage must be a URL, or the absolute path of a folder that all nodes
+share, and so must data and models outside examples/. The nodes need the packages of requirements/.
 
-Submitting again follows a job that still runs; if it has ended, a new job resumes where it stopped. Ctrl-C stops
-following, not the job. For a cluster with token authentication set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH.
+Run the same command again to follow a job that is still running, or, if it has ended, to resume it in a new job.
+Ctrl-C stops following the job, not the job itself. For a cluster with token authentication, set RAY_AUTH_TOKEN or
+RAY_AUTH_TOKEN_PATH.
 """
 
-CLUSTER = """A study or another command on Kubernetes by KubeRay, from a cluster spec (docs/cluster.md).
+CLUSTER = """Run a study or another command on Kubernetes with KubeRay, from a cluster spec (docs/cluster.md).
 
   render     print the manifests: of a job if a recipe is given, else of a cluster
-  validate   report the first error of a spec, or every error of a file of manifests
-  submit     apply the job with kubectl and follow it: changes, log, exit code (1 failed, 3 stopped or deleted)
-  status     the state of the job and its pods, and what pending pods wait for
-  logs       the job's log so far
+  validate   report the first error in a spec, or every error in a file of manifests
+  submit     create the job with kubectl and follow it: status changes, log, exit code (1 failed, 3 stopped or deleted)
+  status     print the state of the job and its pods, and what pending pods wait for
+  logs       print the job's log so far
   delete     delete the job or the cluster, and everything that was created with it; results stay in the storage
 
-The job runs `study RECIPE`, or the COMMAND that is written before the recipe; `evaluate` takes the options of its gate.
-RECIPE may be a file of your own, which a ConfigMap takes to the cluster.
-submit follows a job that already runs. A job that has ended is deleted and applied again: it resumes from its storage.
-Ctrl-C stops following, not the job. The Kubernetes cluster is that of kubectl's current context.
+The job runs `study RECIPE`, or the COMMAND before the recipe; with `evaluate`, the gate options below are possible.
+RECIPE may be your own file, which a ConfigMap brings to the cluster.
+If the job is already running, submit only follows it. If it has ended, submit deletes it and creates it again; the new
+job resumes from the storage. Ctrl-C stops following the job, not the job itself.
+The Kubernetes cluster is the one of kubectl's current context.
 """
 
 CLUSTER_EXAMPLES = """examples:

@@ -25,21 +25,29 @@ _OPTIONS = {
 def add_model_options(command: argparse.ArgumentParser) -> None:
     """The options that stand in place of a recipe."""
     group = command.add_argument_group("instead of a RECIPE")
-    group.add_argument("--model", metavar="PATH|NAME", help="folder, URL or hub name; with --base-url the served name")
-    group.add_argument("--data", metavar="FILE", help="questions as JSON Lines (docs/data.md); all of them can be used")
-    group.add_argument("--base-url", metavar="URL", help="a server with OpenAI's API (docs/evaluate.md)")
-    group.add_argument("--documents", type=int, metavar="N", help="documents in a prompt (default 20)")
+    group.add_argument(
+        "--model",
+        metavar="PATH|NAME",
+        help="folder, URL or hub name of a model; with --base-url, its name on the server",
+    )
+    group.add_argument(
+        "--data", metavar="FILE", help="file with questions as JSON Lines (docs/data.md); none is reserved for training"
+    )
+    group.add_argument(
+        "--base-url", metavar="URL", help="URL of a server with OpenAI's API that runs the model (docs/evaluate.md)"
+    )
+    group.add_argument("--documents", type=int, metavar="N", help="documents in each prompt (default: 20)")
     group.add_argument(
         "--examples",
         type=int,
         metavar="N",
-        help=f"questions, at every slot (default {DEFAULT_EXAMPLES}, or all if the file has fewer)",
+        help=f"questions to ask, each at every slot (default: {DEFAULT_EXAMPLES}, or all if the file has fewer)",
     )
     group.add_argument(
         "--slots",
         metavar="N|all|[…]",
-        help=f"how many evaluated slots, spread evenly (default {DEFAULT_EVALUATED_SLOTS}, or all), or a list counted "
-        "from 0",
+        help=f"number of slots to evaluate, spread evenly, or a list of slots counted from 0 (default: "
+        f"{DEFAULT_EVALUATED_SLOTS}, or all if there are fewer)",
     )
 
 
@@ -103,7 +111,7 @@ def recipe_of_questions(
     """The recipe that evaluates a model on a file of questions: on 100 of them, or on all if the file has fewer.
 
     Args:
-        examples: how many; then a file with fewer is refused. The others: see `evaluation_recipe`.
+        examples: how many; then a file with fewer is rejected. The others: see `evaluation_recipe`.
     Raises:
         UserError: naming the setting at fault, or the record that cannot be read.
     """

@@ -11,11 +11,11 @@ class AnalysisSection(Section):
     examples: int = Field(
         50,
         ge=1,
-        description="evaluation questions whose answer at the advantageous slot is compared, token by token, with "
-        "every evaluated slot",
+        description="Evaluation questions whose answers at the advantageous slot are compared, token by token, with "
+        "those at every evaluated slot.",
     )
     attention: bool = Field(
         True,
-        description="attention by document too, from the same passes; for tokenizers that say where their tokens are "
-        "in the text",
+        description="Also measure attention by document, in the same passes. Requires a tokenizer that returns the "
+        "character offsets of its tokens.",
     )

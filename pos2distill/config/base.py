@@ -21,7 +21,7 @@ def _resolve_precision(name: str) -> str:
 
 
 Precision = Annotated[Literal["bfloat16", "float32", "auto"], AfterValidator(_resolve_precision)]
-WEIGHT_BYTES = {"bfloat16": 2, "float32": 4}  # of one weight, by precision
+WEIGHT_BYTES = {"bfloat16": 2, "float32": 4}  # bytes of one weight, by precision
 
 
 class HashableMapping(dict[str, Any]):
@@ -36,10 +36,10 @@ Options = Annotated[dict[str, JsonValue], AfterValidator(HashableMapping)]
 
 
 class Section(BaseModel):
-    """A part of a recipe. It is immutable and refuses unknown fields."""
+    """A part of a recipe. It is immutable and rejects unknown fields."""
 
     # Frozen, so that a section is hashable and cannot change after its fingerprint was computed. Infinity and NaN are
-    # refused, because JSON cannot represent them.
+    # rejected, because JSON cannot represent them.
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
@@ -52,7 +52,9 @@ class Section(BaseModel):
     @classmethod
     def _numbers_are_not_booleans(cls, settings: Any) -> Any:
         # pydantic takes true for 1 where a number is expected.
-        for name, value in settings.items() if isinstance(settings, dict) else ():
+        if not isinstance(settings, dict):
+            return settings
+        for name, value in settings.items():
             field = cls.model_fields.get(name)
             if field is None or not _mentions(field.annotation, int, float) or _mentions(field.annotation, bool):
                 continue
@@ -92,7 +94,7 @@ def fingerprint(*parts: Any) -> str:
 
 
 def matches(pattern: str, expected: str) -> AfterValidator:
-    """For `Annotated[str, …]`: a text that matches a pattern as a whole, refused with what is expected instead."""
+    """For `Annotated[str, …]`: a text that matches a pattern as a whole, rejected with what is expected instead."""
     compiled = re.compile(pattern)
 
     def check(value: str) -> str:

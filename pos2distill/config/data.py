@@ -32,53 +32,64 @@ def _default_metric(settings: Mapping[str, Any]) -> Metric:
 class DataSection(Section):
     """The questions, and how prompts show them."""
 
-    format: FormatName = Field(description="see docs/data.md")
+    format: FormatName = Field(description="Format of the data (docs/data.md).")
     path: str = Field(
-        description="a path or fsspec URL of a file, plain or compressed, or a pattern of several (docs/data.md)"
+        description="Path or fsspec URL of a data file, plain or compressed, or a pattern that matches several files "
+        "(docs/data.md)."
     )
     # Before `prompt`, whose default follows from it. Left out of dumps, and so of fingerprints, where there is none.
-    template: TemplateSection | None = Field(None, exclude_if=lambda section: section is None)
+    template: TemplateSection | None = Field(
+        None,
+        exclude_if=lambda section: section is None,
+        description="Custom prompt template instead of a built-in prompt.",
+    )
     prompt: PromptStyle = Field(
         default_factory=_default_prompt,
-        description="wording: qa and kv are the benchmarks' own (Liu et al. 2024); reasoning: a chain of thought as in "
-        "the paper's R2; coc: one with a source for every claim; plain: documents, then the question; template: that "
-        "of data.template. Default: template if there is that section, kv for format kv, else qa",
+        description="Wording of prompts. `qa`, `kv`: the benchmarks' own (Liu et al. 2024); `reasoning`: a chain of "
+        "thought as in the paper's R2; `coc`: one with a source for every claim; `plain`: documents, then "
+        "the question; `template`: data.template. Default: `template` if that section is set, `kv` for "
+        "format kv, else `qa`.",
     )
     metric: Metric = Field(
         default_factory=_default_metric,
-        description="sub_em: the first line contains an answer, after SQuAD's normalization; substring: the whole text "
-        "contains an answer, in lower case, as the key-value benchmark judges; em: the text after 'The answer is:' "
-        "equals an answer. Default: substring for prompt kv, em for reasoning, coc and a template that asks for 'The "
-        "answer is', else sub_em",
+        description="When an answer is right. `sub_em`: its first line contains a reference answer, after SQuAD's "
+        "normalization; `substring`: its whole text contains one in lower case, as in the key-value "
+        "benchmark; `em`: the text after 'The answer is:' equals one. Default: `substring` for prompt kv, "
+        "`em` for reasoning, coc and templates that ask for 'The answer is', else `sub_em`.",
     )
     hops: tuple[int, ...] = Field(
-        (1,), description="gold documents of an example; for files that mix numbers of hops, the numbers to use"
+        (1,), description="Gold documents per example. For files that mix numbers of hops, the numbers to use."
     )
-    documents: int = Field(20, ge=2, description="documents in a prompt")
+    documents: int = Field(20, ge=2, description="Documents in each prompt, including the gold documents.")
     distractors: Literal["given", "random"] = Field(
         "given",
-        description="given: those of the record, and a record with too few is refused; random: the missing ones are "
-        "drawn from other examples. Random distractors are easier than retrieved ones, so results are named after them",
+        description="Where distractors come from. `given`: the record, which is rejected if it has too few; `random`: "
+        "missing ones are drawn from other examples; they are easier than retrieved ones, so results are "
+        "named after them.",
     )
     train_examples: int = Field(
         300,
         ge=0,
-        description="examples to train on: sampling continues until as many answers are kept (sampling.keep); 0: only "
-        "evaluate",
+        description="Examples to train on: sampling continues until this many answers are kept (sampling.keep). 0: "
+        "only evaluate.",
     )
     train_candidates: int = Field(
         default_factory=lambda settings: 4 * settings.get("train_examples", 300),
-        description="the most examples to sample for them; all if the file has fewer. Default: four times as many",
+        description="Maximum number of examples to sample to obtain train_examples. Default: four times "
+        "train_examples.",
     )
-    eval_examples: int = Field(500, ge=1, description="other examples, evaluated at every slot")
+    eval_examples: int = Field(
+        500, ge=1, description="Examples for evaluation, each evaluated at every slot. None of them is trained on."
+    )
     eval_fraction: float = Field(
         0.5,
         gt=0,
         le=1,
-        description="fraction of all questions that is for evaluation, by a hash of the question; 1: only evaluate",
+        description="Fraction of all questions that is reserved for evaluation, by a hash of the question. 1: only "
+        "evaluate.",
     )
     answer_in_gold: bool = Field(
-        True, description="refuse a record of one hop whose gold document contains none of the answers"
+        True, description="Reject records of one hop whose gold document contains none of the answers."
     )
 
     @property

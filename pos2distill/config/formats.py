@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
-_ENDINGS = re.compile(r"(?<=.)(\.(jsonl?|ndjson|parquet|gz|bz2|xz|zip))+$")  # of files of records
+_ENDINGS = re.compile(r"(?<=.)(\.(jsonl?|ndjson|parquet|gz|bz2|xz|zip))+$")  # endings of files of records
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Format:
 
     name: the value of `data.format`. parser: its key in `PARSERS` of `tasks/formats.py`, which reads a record.
     required: fields of every record. hops: how many gold documents its records can have.
-    skips_unusable: a record that follows its format but cannot be used is skipped and counted, not refused. For
+    skips_unusable: a record that follows its format but cannot be used is skipped and counted, not rejected. For
     published files, which the user cannot correct.
     keeps_gold_only: the record's own distractors are dropped, and all are drawn from other examples.
     """
@@ -57,7 +57,7 @@ _ALL = (
     # In both, a supporting fact may name a title that the context lacks or has twice.
     Format("hotpotqa", "hotpotqa", _MULTI_HOP, hops="several", skips_unusable=True),
     Format("2wiki", "2wiki", (*_MULTI_HOP, "evidences"), hops="several", skips_unusable=True),
-    # The user's own data: a record that cannot be used is refused, since the user can correct it.
+    # The user's own data: a record that cannot be used is rejected, since the user can correct it.
     Format("jsonl", "generic", ("question", "answers", "documents"), hops="any"),
 )
 

@@ -13,19 +13,19 @@ Scale = Annotated[float, Field(ge=0.25, le=16)]
 class MsPoeSection(Section):
     """Ms-PoE (arXiv:2403.04797): every attention head has a RoPE scale of its own, by how it attends to the prompt."""
 
-    smallest: Scale = Field(1.2, description="scale of the head that attends most to single positions")
-    largest: Scale = Field(1.8, description="scale of the head that attends to them least")
+    smallest: Scale = Field(1.2, description="RoPE scale of the attention head that attends most to single positions.")
+    largest: Scale = Field(1.8, description="RoPE scale of the attention head that attends least to single positions.")
     spacing: Literal["closed", "released"] = Field(
         "closed",
-        description="between the two. closed: the last head has exactly the largest; released: as the authors' code, "
-        "which divides by the number of heads and never reaches it",
+        description="Spacing of the scales between the two. `closed`: the last head has exactly the largest; "
+        "`released`: as in the authors' code, which divides by the number of heads and never reaches it.",
     )
     ranking: Literal["rank", "released"] = Field(
         "rank",
-        description="rank: a head's scale is that of its rank, as the paper says; released: the authors' code takes "
-        "the inverse permutation",
+        description="How heads get their scales. `rank`: by their rank, as in the paper; `released`: by the inverse "
+        "permutation, as in the authors' code.",
     )
-    first_layer: int = Field(2, ge=0, description="layers before it, counted from 0, stay as they are")
+    first_layer: int = Field(2, ge=0, description="First layer that is changed, counted from 0.")
 
     @model_validator(mode="after")
     def _smallest_is_at_most_largest(self) -> "MsPoeSection":
@@ -39,37 +39,52 @@ class SearchSection(Section):
 
     strategy: Literal["genetic", "random", "uniform"] = Field(
         "genetic",
-        description="random: as many candidates without a choice of parents; uniform: `population` scales, each for "
-        "all layers. Both are controls",
+        description="Search strategy. `genetic`: new candidates from the fittest ones; `random` (control): as many "
+        "candidates, without a choice of parents; `uniform` (control): `population` scales, each for all "
+        "layers.",
     )
-    curve: Literal["bezier", "linear", "step"] = Field("bezier", description="of the scale over the layers")
-    control_points: int = Field(4, ge=2, le=100, description="of the curve; 4 make a Bezier curve cubic")
-    monotone: bool = Field(True, description="scales only rise, or only fall, from layer to layer")
-    smallest: Scale = Field(1.0, description="of a candidate's scales")
+    curve: Literal["bezier", "linear", "step"] = Field(
+        "bezier", description="Shape of the curve that gives each layer its scale."
+    )
+    control_points: int = Field(
+        4, ge=2, le=100, description="Control points of the curve. 4 make a Bezier curve cubic."
+    )
+    monotone: bool = Field(True, description="Let scales only rise, or only fall, from layer to layer.")
+    smallest: Scale = Field(1.0, description="Smallest scale of a candidate.")
     largest: Scale = Field(
         2.0,
-        description="of a candidate's scales. A small model may answer nothing with scales far above 1 (SmolLM2-135M: "
-        "above about 1.4), so that a search in the whole range compares few candidates",
+        description="Largest scale of a candidate. A small model may answer nothing with scales far above 1 "
+        "(SmolLM2-135M: above about 1.4), so that a search in the whole range compares few candidates.",
     )
     gamma: float = Field(
         0.25,
         ge=0,
-        description="a candidate's fitness is mean - gamma * GAP. Above 1 / slots, scales that break the model (mean "
-        "and GAP 0) can be fitter than a model with a large GAP",
+        description="Weight of the GAP in a candidate's fitness, mean - gamma * GAP. Above 1 / slots, scales that "
+        "break the model (mean and GAP 0) can be fitter than a model with a large GAP.",
     )
-    examples: int = Field(200, ge=1, description="training examples that candidates are measured on")
-    slots: int = Field(3, ge=2, description="slots of the gold document, spread evenly from first to last")
-    generations: int = Field(40, ge=1, le=10_000, description="not of strategy uniform, which has one")
+    examples: int = Field(200, ge=1, description="Training examples on which candidates are measured.")
+    slots: int = Field(
+        3,
+        ge=2,
+        description="Slots of the gold document at which candidates are measured, spread evenly from first to last.",
+    )
+    generations: int = Field(
+        40, ge=1, le=10_000, description="Generations of the search. Strategy `uniform` has only one."
+    )
     population: int = Field(
-        64, ge=2, le=10_000, description="candidates of the first generation, the unscaled model among them"
+        64, ge=2, le=10_000, description="Candidates in the first generation, including the unscaled model."
     )
-    parents: int = Field(32, ge=1, description="fittest candidates so far, of which the next generation is made")
-    mutations: int = Field(16, ge=0, le=10_000, description="of a generation")
-    crossovers: int = Field(16, ge=0, le=10_000, description="of a generation")
+    parents: int = Field(32, ge=1, description="Fittest candidates so far, from which the next generation is made.")
+    mutations: int = Field(
+        16, ge=0, le=10_000, description="Candidates made by mutation in each generation after the first."
+    )
+    crossovers: int = Field(
+        16, ge=0, le=10_000, description="Candidates made by crossover in each generation after the first."
+    )
     mutation_rate: float = Field(
-        0.3, gt=0, le=1, description="fraction of a candidate's numbers that a mutation changes"
+        0.3, gt=0, le=1, description="Probability with which a mutation changes each number of a candidate."
     )
-    mutation_step: float = Field(0.01, gt=0, description="standard deviation of a change")
+    mutation_step: float = Field(0.01, gt=0, description="Standard deviation of the changes that a mutation makes.")
 
     @property
     def rounds(self) -> int:
@@ -97,18 +112,22 @@ class InferenceSection(Section):
     """How the model answers: as it is, or with a method that needs no training (docs/inference_methods.md)."""
 
     method: InferenceMethodName = Field(
-        "none", description="; ".join(f"{method.name}: {method.description}" for method in INFERENCE_METHODS.values())
+        "none",
+        description="Inference-time method. "
+        + "; ".join(f"`{method.name}`: {method.description}" for method in INFERENCE_METHODS.values())
+        + ".",
     )
     scales: tuple[Scale, ...] = Field(
         (),
-        description="RoPE scales. uniform_scale: one number; lpes: one for each layer, or none to search them",
+        description="RoPE scales. Method `uniform_scale`: one number; `lpes`: one for each layer, or none to search "
+        "them.",
     )
-    search: SearchSection = SearchSection()
-    ms_poe: MsPoeSection = MsPoeSection()
+    search: SearchSection = Field(SearchSection(), description="Search of the scales by method `lpes`.")
+    ms_poe: MsPoeSection = Field(MsPoeSection(), description="Settings of method `ms_poe`.")
     bases: tuple[Scale, ...] = Field(
         (1.0, 1.75, 1.8, 1.9, 2.0, 2.5),
         min_length=2,
-        description="attention_buckets: multiples of the model's own RoPE base",
+        description="RoPE bases that method `attention_buckets` combines, as multiples of the model's own.",
     )
 
     @model_validator(mode="after")

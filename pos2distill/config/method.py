@@ -22,72 +22,86 @@ class MethodSection(Section):
     """The distillation method (arXiv:2508.15709); docs/methods.md explains it."""
 
     name: MethodName = Field(
-        "r1", description="; ".join(f"{method.name}: {method.description}" for method in METHODS.values())
+        "r1",
+        description="Distillation method. "
+        + "; ".join(f"`{method.name}`: {method.description}" for method in METHODS.values())
+        + ".",
     )
     advantageous_slot: Literal["first", "last", "auto", "random"] | int | tuple[int, ...] = Field(
         "first",
-        description="where the model does best; of several hops, the first or last slots in hop order, or a list; "
-        "auto: measured on the training examples; random: drawn for each example, the control of all others",
+        description="Slot where the model does best (0-based); a list for several hops. `first`, `last`: these slots, "
+        "in hop order; `auto`: measured on the training examples; `random`: drawn for each example, the "
+        "control of all others.",
     )
     auto_slots: Literal["all"] | Count = Field(
         DEFAULT_SLOT_LIMIT,
-        description="auto: slots to try, spread evenly; of several hops the first slot, with the others next to it. "
-        "Default: 10, or all if there are fewer",
+        description="Slots to try for advantageous_slot `auto` and inference.method `reorder`, spread evenly; for "
+        "several hops, the slot of the first gold document, with the others next to it. Default: 10, or "
+        "all if there are fewer.",
     )
-    auto_examples: int = Field(100, ge=1, description="auto: training examples to measure on")
-    k: int = Field(4, ge=0, description="trivial slots, or ordered tuples of them, drawn for each example")
-    distractor_order: DistractorOrder = Field("fixed", description="their order in each row's prompt")
+    auto_examples: int = Field(100, ge=1, description="Training examples on which these slots are measured.")
+    k: int = Field(
+        4, ge=0, description="Trivial slots, or ordered tuples of them for several hops, drawn for each example."
+    )
+    distractor_order: DistractorOrder = Field(
+        "fixed",
+        description="Order of the distractors in training rows. `fixed`: that of the advantageous prompt; "
+        "`reshuffled`: drawn for each row.",
+    )
     # These defaults depend on the fields above, which pydantic passes to a default factory in the order of declaration.
     weights: RowWeights = Field(
         default_factory=lambda settings: _spec_of(settings).weights,
-        description="of trivial rows. paper: alpha; official: alpha as the authors' code scales it, which also adds up "
-        "anchor rows instead of averaging them; uniform: equal; "
-        "adaptive (experimental; cross-entropies only): harder rows count more. Default: paper for r1, kl+align and "
-        "r1-on-policy, else uniform",
+        description="Weights of the rows at trivial slots. `paper`: alpha; `official`: alpha as the authors' code "
+        "scales it, which also sums anchor rows instead of averaging them; `uniform`: equal; `adaptive`: "
+        "more for harder rows (experimental, cross-entropies only). Default: `paper` for r1, kl+align and "
+        "r1-on-policy, else `uniform`.",
     )
     anchor_weight: float = Field(
         default_factory=lambda settings: _spec_of(settings).anchor_weight,
         ge=0,
-        description="lambda, the weight of the rows at the advantageous slot. Default: 1 for r1 and r1-on-policy, "
-        "else 0",
+        description="Weight (lambda) of the rows at the advantageous slot. Default: 1 for r1 and r1-on-policy, else 0.",
     )
     rounds: int = Field(
         default_factory=lambda settings: _spec_of(settings).rounds,
         ge=1,
         le=100,
-        description="on-policy methods: how often the student answers and is then trained on its answers. "
-        "Default: 2; 1 for other methods",
+        description="Rounds of an on-policy method, in each of which the student answers and is then trained on its "
+        "answers. Default: 2; 1 for other methods.",
     )
     view: Literal["none", "skip", "cyclic", "pose"] = Field(
         "none",
-        description="positions of training rows, for methods with a cross-entropy. skip, cyclic: RPSD, a second view "
-        "of every row whose positions are shifted; pose: a skip in the only view",
+        description="Changed token positions in training rows, for methods with a cross-entropy. `skip`, `cyclic`: "
+        "RPSD, a second view of every row whose positions are shifted; `pose`: a skip in the only view.",
     )
-    view_weight: float = Field(1.0, gt=0, description="weight of the second view's divergence; views skip and cyclic")
+    view_weight: float = Field(
+        1.0, gt=0, description="Weight of the divergence between both views, for view `skip` or `cyclic`."
+    )
     alignment: Alignment = Field(
         "shifted",
-        description="shifted: logits that predict the response; official: one position later, as the authors' code",
+        description="Positions of the logits that are distilled. `shifted`: those that predict the response; "
+        "`official`: one position later, as in the authors' code.",
     )
     teacher: Literal["cached", "resident", "topk", "none"] = Field(
         "cached",
-        # The default is validated too, because `_no_teacher_unless_needed` replaces it for some methods.
+        # The default is validated too, because `_drop_unneeded_teacher` replaces it for some methods.
         validate_default=True,
-        description="cached: hidden states stored with the samples; resident: the base model next to the student; "
-        "topk: the sampler's most likely tokens, no teacher stage, approximate; none: for every method that "
-        "needs no teacher",
+        description="Where the teacher's distribution comes from. `cached`: hidden states stored with the samples; "
+        "`resident`: the base model next to the student; `topk`: the sampler's most likely tokens, "
+        "approximate and without a teacher stage; `none`: for every method that needs no teacher.",
     )
     # Left out of dumps, and so of fingerprints, if the teacher's prompt is the advantageous one.
     teacher_slot: Literal["advantageous", "random"] = Field(
         "advantageous",
         exclude_if=lambda slot: slot == "advantageous",
-        description="where the gold document is in the prompt that the teacher gets; methods with a KL to a cached or "
-        "resident teacher. random: drawn for each example, while the student's prompts and the seeds of its samples "
-        "stay the same; the control for the teacher's advantage",
+        description="Slot of the gold document in the teacher's prompt, for methods with a KL to a cached or resident "
+        "teacher. `random`: drawn for each example, while the student's prompts and the seeds of its "
+        "samples stay the same, as a control for the teacher's advantage.",
     )
     teacher_topk: int = Field(
         default_factory=lambda settings: _DEFAULT_TOPK if settings.get("teacher") == "topk" else 0,
         ge=0,
-        description="topk: tokens stored at each position, all others count as one. Default: 64; 0 for other teachers",
+        description="Tokens stored at each position by teacher `topk`, where all others count as one. Default: 64; 0 "
+        "for other teachers.",
     )
 
     @model_validator(mode="before")
@@ -240,7 +254,7 @@ class MethodSection(Section):
 
 
 def _spec_of(settings: Mapping[str, Any]) -> Method:
-    # Without a valid name the section is refused anyway, so any entry will do.
+    # Without a valid name the section is rejected anyway, so any entry will do.
     return METHODS[settings.get("name", "r1")]
 
 

@@ -9,7 +9,11 @@ from pos2distill.config.base import HashableMapping, Options, Precision, Section
 
 def checkpoint_of(path: str) -> tuple[str, str] | None:
     """The storage and the fingerprint of a model that `study` made: STORAGE/checkpoint-FINGERPRINT/model; else None."""
-    storage, checkpoint, folder = ("", "", *path.rstrip("/").rsplit("/", 2))[-3:]
+    parts = path.rstrip("/").rsplit("/", 2)
+    if len(parts) < 2:
+        return None
+    checkpoint, folder = parts[-2:]
+    storage = parts[0] if len(parts) == 3 else ""
     name, _, fingerprint = checkpoint.partition("-")
     if (name, folder) != ("checkpoint", "model") or not fingerprint:
         return None
@@ -25,37 +29,50 @@ class ModelSection(Section):
     """The model that is measured, sampled from and distilled."""
 
     path: str = Field(
-        description="folder or fsspec URL of a Hugging Face model, or its hub name; of api chat the name on the server"
+        description="Folder, fsspec URL or hub name of a Hugging Face model. With api `chat` of engine `openai`, the "
+        "model's name on the server."
     )
-    revision: str | None = Field(None, description="hub revision, to fix the version of a model named by its hub name")
+    revision: str | None = Field(
+        None, description="Revision of a model on the hub: a branch, tag or commit. Default: the main branch."
+    )
     dtype: Precision = Field(
         "bfloat16",
-        description="auto, for runs on CPUs: bfloat16 if the CPU of the machine that loads the recipe multiplies "
-        "matrices faster in it (AMX, AMD's AVX512-BF16, Arm BF16), else float32",
+        description="Data type of the model's weights. `auto`, for runs on CPUs: bfloat16 if the CPU of the machine "
+        "that loads the recipe multiplies matrices faster in it (AMX, AMD's AVX512-BF16, Arm BF16), else "
+        "float32.",
     )
     engine: Literal["vllm", "hf", "openai", "fake"] = Field(
         "vllm",
-        description="the generator. vllm; hf: transformers, slower but without start-up time; openai: a server with "
-        "OpenAI's API (runtime.endpoint), for evaluation only; fake: for tests",
+        description="Inference engine. `vllm`: vLLM; `hf`: transformers, slower but without start-up time; `openai`: a "
+        "server with OpenAI's API (runtime.endpoint), for evaluation only; `fake`: for tests.",
     )
     api: Literal["chat", "completions"] = Field(
         "chat",
-        description="engine openai. chat: the server applies its chat template to the question; completions: it gets "
-        "the token ids that other engines get, for which path must hold the tokenizer and the config",
+        description="API of engine `openai`. `chat`: the server applies its chat template to the question; "
+        "`completions`: it gets the token ids that other engines get, for which path must hold the "
+        "tokenizer and the config.",
     )
     attention: Literal["auto", "flash_attention_2", "sdpa", "eager"] = Field(
-        "auto", description="auto: flash_attention_2 if it is available, else sdpa"
+        "auto",
+        description="Attention implementation of transformers. `auto`: flash_attention_2 if it is available, else "
+        "sdpa.",
     )
     # Left out of dumps, and so of fingerprints, where there are none.
     chat_template_kwargs: Options = Field(
         HashableMapping(),
         exclude_if=lambda kwargs: not kwargs,
-        description="further variables of the chat template, such as {enable_thinking: false}; with api chat, they are "
-        "sent to the server, which must know the field (vLLM, SGLang)",
+        description="Additional variables of the chat template, for example {enable_thinking: false}. With api `chat` "
+        "they are sent to the server, which must support the field (vLLM, SGLang).",
     )
-    max_length: int | None = Field(None, gt=0, description="context in tokens; default: from the model's config")
-    rope_scales: tuple[float, ...] = Field((), description="filled in from inference.scales")
-    trust_remote_code: bool = False
+    max_length: int | None = Field(
+        None, gt=0, description="Maximum context length in tokens. Default: from the model's config."
+    )
+    rope_scales: tuple[float, ...] = Field(
+        (), description="RoPE scales of the layers. Filled in from inference.scales; do not set them here."
+    )
+    trust_remote_code: bool = Field(
+        False, description="Allow a model or tokenizer to run Python code from its own repository or folder."
+    )
 
     @property
     def uses_chat_api(self) -> bool:

@@ -25,7 +25,7 @@ def project_root(package: Path = Path(pos2distill.__file__).parent) -> Path:
 
 
 def paths_in(raw: Mapping[str, Any]) -> dict[str, str]:
-    """The paths of a raw recipe by dotted name. Values of other types are left out; the validation refuses them."""
+    """The paths of a raw recipe by dotted name. Values of other types are left out; the validation rejects them."""
     paths = {}
     for section, field in _PATHS:
         settings = raw.get(section)
@@ -55,14 +55,14 @@ def resolve_project_paths(raw: dict[str, Any], overridden: Sequence[str]) -> Non
 def resolve_paths(raw: dict[str, Any]) -> None:
     """Make local paths in a raw recipe absolute, because the processes of a run have different working directories.
 
-    Values of other types stay as they are, for the validation to refuse.
+    Values of other types stay as they are, for the validation to reject.
     """
     runtime = raw.setdefault("runtime", {})
     # The default is set before the loop below, so that it becomes absolute like the other paths.
     if isinstance(runtime, dict) and runtime.get("storage") is None:
         runtime["storage"] = default_storage(raw.get("name"))
     for dotted, written in paths_in(raw).items():
-        _refuse_misspelled_path(dotted, written)
+        _reject_misspelled_path(dotted, written)
         if "://" in written:
             continue
         # A shell expands no `~` inside `data.path=~/x`.
@@ -73,8 +73,8 @@ def resolve_paths(raw: dict[str, Any]) -> None:
         set_value(raw, dotted, str(Path(path).absolute()))
 
 
-def _refuse_misspelled_path(dotted: str, written: str) -> None:
-    """Refuse a path that would become a folder with an odd name, or the working directory.
+def _reject_misspelled_path(dotted: str, written: str) -> None:
+    """Reject a path that would become a folder with an odd name, or the working directory.
 
     Raises:
         UserError: naming the setting.

@@ -60,8 +60,8 @@ def to_raw_recipe(sections: Mapping[str, Any], overrides: Sequence[str], *, sour
     """
     raw: dict[str, Any] = copy.deepcopy(dict(sections))
     overridden = [apply_override(raw, override) for override in overrides]
-    refuse_secrets(raw, source, overridden, "set it in the environment, or use the storage's own credentials")
-    refuse_filled_in(raw, source, overridden)
+    reject_secrets(raw, source, overridden, "set it in the environment, or use the storage's own credentials")
+    reject_filled_in(raw, source, overridden)
     written_paths, auto_precisions = paths_in(raw), auto_precisions_in(raw)
     # Only built-in recipes name files of the project; a user's paths are relative to the working directory.
     if isinstance(source, Path) and is_built_in(source):
@@ -126,8 +126,8 @@ def read_sections(path: Path, sections: str) -> dict[str, Any]:
     return raw
 
 
-def refuse_secrets(raw: Any, source: Path | str, overridden: Sequence[str], remedy: str, *, prefix: str = "") -> None:
-    """Refuse settings that contain a secret, such as a URL with a password, before any message repeats them.
+def reject_secrets(raw: Any, source: Path | str, overridden: Sequence[str], remedy: str, *, prefix: str = "") -> None:
+    """Reject settings that contain a secret, such as a URL with a password, before any message repeats them.
 
     Settings end in reports, model cards, trackers and manifests.
 
@@ -158,8 +158,8 @@ def _strings_in(value: Any, dotted: str) -> Iterator[tuple[str, str]]:
         yield dotted, value
 
 
-def refuse_filled_in(raw: Mapping[str, Any], file: Path | str, overridden: Sequence[str]) -> None:
-    """Refuse a setting that only `Study` fills in. Not in `Study` itself, which is validated with it again."""
+def reject_filled_in(raw: Mapping[str, Any], file: Path | str, overridden: Sequence[str]) -> None:
+    """Reject a setting that only `Study` fills in. Not in `Study` itself, which is validated with it again."""
     model = raw.get("model")
     if isinstance(model, Mapping) and model.get("rope_scales"):
         source = "command line" if "model.rope_scales" in overridden else file

@@ -8,44 +8,50 @@ from pos2distill.config.base import Section, matches
 from pos2distill.config.runtime import Runtime
 from pos2distill.config.study import Study
 
+# It becomes a part of paths (runs/NAME), so it has no slash, no space and no leading dot.
+_Name = Annotated[str, matches(r"[a-z0-9][a-z0-9_.-]*", "a name of a to z, 0 to 9, _, . and -, for example my_study")]
+
 
 class Recipe(Section):
     """A complete, named run."""
 
-    # The name becomes a part of paths (runs/NAME), so it has no slash, no space and no leading dot.
-    name: Annotated[str, matches(r"[a-z0-9][a-z0-9_.-]*", "a name of a to z, 0 to 9, _, . and -, for example my_study")]
-    description: str
-    study: Study
-    runtime: Runtime = Runtime()
+    name: _Name = Field(description="Name of the run, which becomes part of paths (runs/NAME).")
+    description: str = Field(description="What the run is for, in one line, for lists of recipes and for reports.")
+    study: Study = Field(description="What defines the result.")
+    runtime: Runtime = Field(Runtime(), description="Where and how the study runs.")
     sweep: dict[str, tuple[Any, ...]] = Field(
         {},
-        description="settings by dotted name, or sections, and the values each takes; the study runs for every "
-        "combination",
+        description="Settings by dotted name, or whole sections, each with a list of values. The study runs for every "
+        "combination of them.",
     )
     # Filled in while a file is loaded. `exclude` keeps these fields out of dumps and out of the names of settings.
-    other_tasks: dict[str, Study] = Field({}, exclude=True, description="what evaluation.also_evaluate names")
+    other_tasks: dict[str, Study] = Field(
+        {}, exclude=True, description="Studies of the recipes that evaluation.also_evaluate names."
+    )
     written: dict[str, Any] = Field(
-        {}, exclude=True, repr=False, description="the study of a sweep as the file and the command line wrote it"
+        {}, exclude=True, repr=False, description="Study of a sweep as the file and the command line wrote it."
     )
     written_paths: dict[str, str] = Field(
         {},
         exclude=True,
         repr=False,
-        description="model.path, data.path and runtime.storage as the file and the command line wrote them",
+        description="Values of model.path, data.path and runtime.storage as the file and the command line wrote them.",
     )
 
     auto_precisions: tuple[str, ...] = Field(
         (),
         exclude=True,
         repr=False,
-        description="model.dtype and training.precision, as far as the file and the command line wrote auto",
+        description="Those of model.dtype and training.precision for which the file or the command line wrote auto.",
     )
 
     @field_validator("sweep", mode="before")
     @classmethod
     def _sweep_is_flat(cls, sweep: Any) -> Any:
         # Before pydantic's own checks, which would report a nested sweep only as a wrong type.
-        for name, values in sweep.items() if isinstance(sweep, dict) else ():
+        if not isinstance(sweep, dict):
+            return sweep
+        for name, values in sweep.items():
             if isinstance(values, dict) and values:
                 raise ValueError(f"{name}: write {name}.{_first_leaf(values)}: [...]")
             if not isinstance(values, list | tuple):

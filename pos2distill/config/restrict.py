@@ -59,7 +59,7 @@ def _constant(field: FieldInfo) -> Any:
         return field.get_default(call_default_factory=True, validated_data={})
     if field.annotation is str:
         return ""
-    return get_args(field.annotation)[0]  # of a Literal
+    return get_args(field.annotation)[0]  # the first value of a Literal
 
 
 def _check_name(dotted: str) -> None:
@@ -82,6 +82,6 @@ def replace_section(study: Study, **sections: Section) -> Study:
     values = {name: getattr(study, name) for name in Study.model_fields}
     values.update(sections)
     if isinstance(study, RestrictedStudy):
-        # Its constants may contradict its kept settings, so it would be refused although nothing is wrong.
+        # Its constants may contradict its kept settings, so it would be rejected although nothing is wrong.
         return RestrictedStudy.model_construct(**values)
     return Study.model_validate(values)

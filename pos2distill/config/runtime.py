@@ -12,14 +12,14 @@ from pos2distill.config.base import Section
 class PoolSection(Section):
     """A pool of actors that grows and shrinks with its work."""
 
-    min: int = Field(1, ge=1)
-    max: int = Field(1, ge=1)
-    batch_size: int = Field(32, ge=1, description="prompts in a batch")
-    concurrent_batches: int = Field(2, ge=1, description="batches that an actor processes concurrently")
-    cpus: float = Field(1.0, ge=0, description="CPUs of one actor")
-    gpus: float = Field(0.0, ge=0, description="GPUs of one actor")
-    threads: int = Field(1, ge=1, description="torch threads of one actor, on a CPU")
-    max_restarts: int = Field(3, ge=0, description="of one actor, before the run fails")
+    min: int = Field(1, ge=1, description="Minimum number of actors.")
+    max: int = Field(1, ge=1, description="Maximum number of actors.")
+    batch_size: int = Field(32, ge=1, description="Prompts per batch.")
+    concurrent_batches: int = Field(2, ge=1, description="Batches that one actor processes concurrently.")
+    cpus: float = Field(1.0, ge=0, description="CPUs of one actor.")
+    gpus: float = Field(0.0, ge=0, description="GPUs of one actor.")
+    threads: int = Field(1, ge=1, description="PyTorch threads of one actor on a CPU.")
+    max_restarts: int = Field(3, ge=0, description="Restarts of one actor before the run fails.")
 
     @model_validator(mode="after")
     def _min_is_at_most_max(self) -> "PoolSection":
@@ -36,26 +36,35 @@ class PoolSection(Section):
 class TrainersSection(Section):
     """The training workers."""
 
-    workers: int = Field(1, ge=1, description="number of workers; with max_workers, the minimum")
+    workers: int = Field(1, ge=1, description="Number of workers. With max_workers, the minimum.")
     max_workers: int | None = Field(
-        None, ge=1, description="elastic: the cluster decides the number, from workers to this maximum"
+        None,
+        ge=1,
+        description="Maximum number of workers for elastic training, where the cluster decides how many run. Default: "
+        "always `workers`.",
     )
     strategy: Literal["zero3", "torch"] = Field(
-        "zero3", description="zero3: DeepSpeed, any number of workers; torch: one process"
+        "zero3",
+        description="Training strategy. `zero3`: DeepSpeed ZeRO-3, any number of workers; `torch`: plain PyTorch in "
+        "one process.",
     )
     micro_batch_tokens: int = Field(
         16384,
         ge=1,
-        description="at most this many tokens in one forward and backward pass on one worker; a longer row is passed "
-        "alone. A row is a prompt and its response, so 16384 tokens are five rows of 3,100, or more where rows share a "
-        "prefix, which one pass computes once; halve it if memory runs out. Larger is faster: with several passes per "
-        "batch, weights that depend on losses need one more forward pass",
+        description="Maximum number of tokens in one forward and backward pass on one worker, by default five rows of "
+        "3,100; a longer row (a prompt and its response) is passed alone. Larger is faster, since "
+        "loss-dependent weights need one more forward pass if a batch takes several; halve it if memory "
+        "runs out.",
     )
-    gradient_checkpointing: bool = True
-    cpus: float = Field(1.0, ge=0)
-    gpus: float = Field(0.0, ge=0)
-    threads: int = Field(1, ge=1)
-    max_restarts: int = Field(3, ge=0, description="of all workers after one is lost, before the run fails")
+    gradient_checkpointing: bool = Field(
+        True, description="Recompute activations in the backward pass, which saves memory and takes time."
+    )
+    cpus: float = Field(1.0, ge=0, description="CPUs of one worker.")
+    gpus: float = Field(0.0, ge=0, description="GPUs of one worker.")
+    threads: int = Field(1, ge=1, description="PyTorch threads of one worker.")
+    max_restarts: int = Field(
+        3, ge=0, description="Restarts of all workers after the loss of one, before the run fails."
+    )
 
     @model_validator(mode="after")
     def _workers_are_at_most_max_workers(self) -> "TrainersSection":
@@ -75,54 +84,70 @@ class CheckpointsSection(Section):
     """Training state that is saved during training. It is deleted once the checkpoint is published."""
 
     # A lost worker costs all workers the steps since the last checkpoint, so this limits the repeated work.
-    minutes: float = Field(15.0, gt=0, description="maximum time between two")
+    minutes: float = Field(15.0, gt=0, description="Save a checkpoint at least every this many minutes.")
     steps: int | None = Field(
-        None, ge=1, description="also after this many steps, but not before the last one is uploaded"
+        None,
+        ge=1,
+        description="Also save a checkpoint every this many steps, but not before the last one is uploaded. Default: "
+        "by minutes only.",
     )
-    keep: int = Field(2, ge=1, description="how many of the newest to keep")
+    keep: int = Field(2, ge=1, description="Number of newest checkpoints to keep.")
 
 
 class VllmSection(Section):
     """Settings of the vLLM engine that change its speed and memory, not its answers."""
 
-    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
-    tensor_parallel_size: int = Field(1, ge=1, description="GPUs of one engine, all on one node")
-    enforce_eager: bool = False
-    enable_prefix_caching: bool = True
-    max_num_seqs: int = Field(256, ge=1)
-    cpu_kv_cache_gib: int = Field(1, ge=1, description="key-value cache of the CPU build")
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="Fraction of a GPU's memory that an engine may use."
+    )
+    tensor_parallel_size: int = Field(1, ge=1, description="GPUs of one engine (tensor parallelism), all on one node.")
+    enforce_eager: bool = Field(False, description="Run PyTorch in eager mode, without compilation and CUDA graphs.")
+    enable_prefix_caching: bool = Field(
+        True, description="Reuse the key-value cache of prompts with the same beginning."
+    )
+    max_num_seqs: int = Field(256, ge=1, description="Maximum number of sequences that one engine processes at a time.")
+    cpu_kv_cache_gib: int = Field(1, ge=1, description="Size of the key-value cache of vLLM's CPU build, in GiB.")
     stall_minutes: float = Field(
         60.0,
         gt=0,
-        description="an engine that has prompts but finishes no answer for so long counts as dead; on Ray it is "
-        "started again",
+        description="Minutes without a finished answer after which an engine that has prompts counts as dead. On Ray "
+        "it is then restarted.",
     )
 
 
 class EndpointSection(Section):
     """The server of engine `openai`: its address, limits and prices."""
 
-    base_url: str | None = Field(None, description="required, for example http://127.0.0.1:8000/v1")
-    served_model: str | None = Field(None, description="name of the model there. Default: model.path")
+    base_url: str | None = Field(
+        None, description="URL of the server, for example http://127.0.0.1:8000/v1. Engine `openai` requires it."
+    )
+    served_model: str | None = Field(None, description="Name of the model on the server. Default: model.path.")
     api_key_env: str | None = Field(
         None,
-        description="environment variable that holds the key, which is written nowhere. Default: OPENAI_API_KEY if it "
-        "is set, else no key",
+        description="Environment variable with the API key, which is written nowhere. Default: OPENAI_API_KEY if it is "
+        "set, else no key.",
     )
-    concurrency: int = Field(16, ge=1, description="requests of one sampler at a time")
+    concurrency: int = Field(16, ge=1, description="Concurrent requests of one sampler.")
     requests_per_minute: int | None = Field(
-        None, ge=1, description="of one sampler, with retries, evenly spaced. Default: no limit"
+        None,
+        ge=1,
+        description="Maximum number of requests of one sampler per minute, including retries and evenly spaced. "
+        "Default: no limit.",
     )
-    timeout_s: float = Field(300.0, gt=0, description="of one attempt, after which the request is sent again")
+    timeout_s: float = Field(
+        300.0,
+        gt=0,
+        description="Seconds that one attempt of a request may take, after which the request is sent again.",
+    )
     max_retries: int = Field(
         8,
         ge=0,
-        description="of one request, after errors of connection, malformed answers, 408, 409, 429 and 5xx: after the "
-        "time that the server asks for (Retry-After, up to 2 minutes), else after 0.5 s, doubled up to 8 s, less a "
-        "random quarter",
+        description="Retries of one request after connection errors, malformed answers and the statuses 408, 409, 429 "
+        "and 5xx. Each waits for the time that the server asks for (Retry-After, up to 2 minutes), else "
+        "for 0.5 s, doubled up to 8 s, less a random quarter at most.",
     )
-    price_input: float | None = Field(None, ge=0, description="of a million tokens of prompts, in any currency")
-    price_output: float | None = Field(None, ge=0, description="of a million tokens of answers")
+    price_input: float | None = Field(None, ge=0, description="Price per million prompt tokens, in any currency.")
+    price_output: float | None = Field(None, ge=0, description="Price per million answer tokens, in the same currency.")
 
     @field_validator("api_key_env")
     @classmethod
@@ -153,41 +178,47 @@ class EndpointSection(Section):
 class FakeSection(Section):
     """Faults and delays of the fake engine, which answers with the end of its prompt. For tests."""
 
-    delay_s: float = Field(0.0, ge=0, description="duration of one batch")
-    reply_tokens: int = Field(8, ge=1)
+    delay_s: float = Field(0.0, ge=0, description="Duration of one batch in seconds.")
+    reply_tokens: int = Field(8, ge=1, description="Length of an answer in tokens.")
     fail_every: int = Field(
-        0, ge=0, description="about one in this many prompts fails, the same ones in every run; 0: none"
+        0, ge=0, description="About one in this many prompts fails, the same ones in every run. 0: none."
     )
-    die_at_call: int = Field(0, ge=0, description="the call at which an engine dies with its process; 0: never")
+    die_at_call: int = Field(0, ge=0, description="Call at which an engine dies with its process. 0: never.")
 
 
 class Runtime(Section):
     """Where and how a study runs. Results change by rounding, and by the first order if `training.order=arrival`."""
 
-    storage: str | None = Field(None, description="folder or fsspec URL; default: runs/NAME")
+    storage: str | None = Field(
+        None, description="Folder or fsspec URL for everything that the run writes. Default: runs/NAME."
+    )
     executor: Literal["ray", "local"] = Field(
         "ray",
-        description="ray: on a cluster or this machine; local: in one process without Ray, for tests and debugging",
+        description="What runs the stages. `ray`: Ray, on a cluster or this machine; `local`: one process without Ray, "
+        "for tests and debugging.",
     )
     mode: Literal["streamed", "staged"] = Field(
         "streamed",
-        description="streamed: training starts with the first samples; staged: sample all, then train, for one GPU",
+        description="How sampling and training overlap. `streamed`: training starts with the first samples; `staged`: "
+        "sample all, then train, for one GPU.",
     )
-    samplers: PoolSection = PoolSection()
-    teachers: PoolSection = PoolSection(batch_size=8)
-    trainers: TrainersSection = TrainersSection()
-    checkpoints: CheckpointsSection = CheckpointsSection()
-    vllm: VllmSection = VllmSection()
-    endpoint: EndpointSection = EndpointSection()
-    fake: FakeSection = FakeSection()
+    samplers: PoolSection = Field(PoolSection(), description="Actors that sample responses and answer evaluations.")
+    teachers: PoolSection = Field(
+        PoolSection(batch_size=8), description="Actors that compute the teacher's hidden states, and the analysis."
+    )
+    trainers: TrainersSection = Field(TrainersSection(), description="Workers that train the student.")
+    checkpoints: CheckpointsSection = Field(CheckpointsSection(), description="Checkpoints during training.")
+    vllm: VllmSection = Field(VllmSection(), description="Settings of engine `vllm`.")
+    endpoint: EndpointSection = Field(EndpointSection(), description="Server of engine `openai`.")
+    fake: FakeSection = Field(FakeSection(), description="Settings of engine `fake`.")
     max_failed_fraction: float = Field(
         0.05,
         ge=0,
         le=1,
-        description="sampling stops if more than this fraction of the samples failed or is empty, and before that as "
-        "soon as chance does not explain their number; an evaluation, once a server refuses prompts of more than this "
-        "fraction of the questions for their content",
+        description="Maximum fraction of failed or empty samples, above which sampling stops, or earlier once chance "
+        "does not explain their number. An evaluation stops if a server refuses the prompts of more than "
+        "this fraction of its questions for their content.",
     )
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(
-        (), description="log the training steps (docs/running.md, Experiment trackers)"
+        (), description="Experiment trackers that log the training steps (docs/running.md, Experiment trackers)."
     )

@@ -10,20 +10,27 @@ from pos2distill.config.base import Section
 class SamplingSection(Section):
     """How responses are sampled at the advantageous slot, and which of them are kept."""
 
-    temperature: float = Field(0.0, ge=0, description="0: greedy")
-    top_p: float = Field(1.0, gt=0, le=1)
-    max_new_tokens: int = Field(100, ge=1, description="of a response; 512 for data.prompt reasoning or coc")
+    temperature: float = Field(0.0, ge=0, description="Sampling temperature. 0: greedy.")
+    top_p: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Sample from the most likely tokens that together have this probability. 1: from all tokens.",
+    )
+    max_new_tokens: int = Field(
+        100, ge=1, description="Maximum number of new tokens per response. Set 512 for data.prompt reasoning or coc."
+    )
     keep: Literal["correct", "all"] = Field(
         "correct",
-        description="which responses are trained on. Default: correct; all for r1-on-policy, which learns from its "
-        "mistakes too",
+        description="Responses to train on: the `correct` ones or `all`. Default: `correct`; `all` for r1-on-policy, "
+        "which also learns from its mistakes.",
     )
     candidates: int = Field(
         1,
         ge=1,
         le=1000,
-        description="responses that are sampled for a prompt; the one that agrees most with the others is taken "
-        "(SeaLong, docs/methods.md)",
+        description="Responses that are sampled for each prompt, of which the one that agrees most with the others is "
+        "used (SeaLong, docs/methods.md).",
     )
 
     @model_validator(mode="after")

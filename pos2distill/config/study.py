@@ -21,17 +21,27 @@ class Study(Section):
     """All that defines a result: equal studies have equal fingerprints."""
 
     # First, because sections that are validated after it take their defaults from it.
-    seed: int = Field(0, ge=0, lt=1 << 63)
-    inference: InferenceSection = InferenceSection()
-    model: ModelSection
-    data: DataSection
+    seed: int = Field(
+        0, ge=0, lt=1 << 63, description="Seed from which, together with example ids, all randomness is derived."
+    )
+    inference: InferenceSection = Field(InferenceSection(), description="How the model answers.")
+    model: ModelSection = Field(description="Model that is measured, sampled from and distilled.")
+    data: DataSection = Field(description="Questions, and how prompts show them.")
     # Defaults are validated too: the `_resolve_…` below fill in what depends on sections before.
-    method: MethodSection = Field(MethodSection(), validate_default=True)
-    sampling: SamplingSection = Field(SamplingSection(), validate_default=True)
-    training: TrainingSection = TrainingSection()
-    evaluation: EvaluationSection = Field(EvaluationSection(), validate_default=True)
+    method: MethodSection = Field(MethodSection(), validate_default=True, description="Distillation method.")
+    sampling: SamplingSection = Field(
+        SamplingSection(), validate_default=True, description="How responses are sampled."
+    )
+    training: TrainingSection = Field(TrainingSection(), description="How the student is optimized.")
+    evaluation: EvaluationSection = Field(
+        EvaluationSection(), validate_default=True, description="How both models are evaluated."
+    )
     # Left out of dumps, and so of fingerprints, where there is none.
-    analysis: AnalysisSection | None = Field(None, exclude_if=lambda section: section is None)
+    analysis: AnalysisSection | None = Field(
+        None,
+        exclude_if=lambda section: section is None,
+        description="Analysis of why answers differ by position. Default: none.",
+    )
 
     @field_validator("model", mode="before")
     @classmethod
@@ -50,7 +60,7 @@ class Study(Section):
         # Values that an earlier validation filled in are left out, since they may differ with other data.
         settings, data = _as_written(method), info.data.get("data")
         if data is None or not isinstance(settings, Mapping):
-            return method  # invalid, and refused as such
+            return method  # invalid, and rejected as such
         resolved = dict(settings)
         if resolved.get("auto_slots") is None:
             # The number of tuples of adjacent slots: the gold documents of `auto` are next to each other.
@@ -282,7 +292,7 @@ def _as_written(section: Any) -> Any:
 
 
 def _check_evaluated(field: str, slots: object, documents: int, hops: tuple[int, ...]) -> None:
-    """Refuse slots that prompts of that many documents do not have."""
+    """Reject slots that prompts of that many documents do not have."""
     if slots == "pairs" and hops == (1,):
         raise ValueError(f"{field}: 'pairs' are for several hops (data.hops)")
     if slots != "pairs" and len(hops) > 1:

@@ -9,13 +9,13 @@ from typing import Any
 from pos2distill.config.load import validate
 from pos2distill.config.overrides import set_value
 from pos2distill.config.paths import paths_in, resolve_paths
-from pos2distill.config.read import RawRecipe, auto_precisions_in, refuse_filled_in
+from pos2distill.config.read import RawRecipe, auto_precisions_in, reject_filled_in
 from pos2distill.config.recipe import Recipe
 from pos2distill.config.study import Study
 from pos2distill.config.validation import dotted_names
 from pos2distill.errors import UserError, did_you_mean
 
-_MAX_CELLS = 1000  # studies of a sweep
+_MAX_CELLS = 1000  # limit on the studies of a sweep
 
 
 def sweep_cells(recipe: Recipe) -> list[tuple[dict[str, Any], Recipe]]:
@@ -44,7 +44,7 @@ def sweep_cells(recipe: Recipe) -> list[tuple[dict[str, Any], Recipe]]:
 
 
 def _check_sweep(recipe: Recipe) -> None:
-    """Refuse a sweep of what is not a setting of a study, and one of too many studies.
+    """Reject a sweep of what is not a setting of a study, and one of too many studies.
 
     Raises:
         UserError: naming a setting that cannot be swept, or if there are too many studies.
@@ -106,7 +106,7 @@ def _set_swept(raw: dict[str, Any], dotted: str, value: Any) -> None:
         swept = _merged(kept, swept)
     alone: dict[str, Any] = {}
     set_value(alone, dotted, swept)
-    refuse_filled_in(alone, "sweep", [])
+    reject_filled_in(alone, "sweep", [])
     set_value(raw, dotted, swept)
 
 

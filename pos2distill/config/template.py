@@ -18,18 +18,16 @@ _CITATION = re.compile(r"\[\d+\]")
 class TemplateSection(Section):
     """A custom prompt template instead of `data.prompt`: texts whose names in braces are filled in (docs/data.md)."""
 
-    system: str = Field(
-        "", description="the system message, with {question} and {documents} where they are wanted. Default: none"
-    )
-    user: str = Field(description="the user's message, with the same fields. Each of them is in one of the messages")
-    document: str = Field("{text}", description="each document, with {text}, {title} and {number} (from 1)")
-    separator: str = Field("\n\n", description="between two documents")
+    system: str = Field("", description="System message, which may contain {question} and {documents}. Default: none.")
+    user: str = Field(description="User message. {question} and {documents} must be in it or in the system message.")
+    document: str = Field("{text}", description="Text of each document, with {text}, {title} and {number} (from 1).")
+    separator: str = Field("\n\n", description="Text between two documents.")
     without_documents: str = Field(
         "{question}",
-        description="the user's message without documents (evaluation.reference_prompts), with {question}. A system "
-        "message with {documents} is then left out",
+        description="User message of prompts without documents (evaluation.reference_prompts), with {question}. A "
+        "system message with {documents} is then left out.",
     )
-    json_strings: bool = Field(False, description="title and text are written as JSON strings, in quotes")
+    json_strings: bool = Field(False, description="Write title and text as JSON strings, in quotes.")
 
     _FIELDS: ClassVar[dict[str, tuple[str, ...]]] = {
         "system": ("documents", "question"),
@@ -43,7 +41,9 @@ class TemplateSection(Section):
     @classmethod
     def _braces_are_in_quotes(cls, settings: Any) -> Any:
         """`document: {text}` is a mapping in YAML."""
-        for name, value in settings.items() if isinstance(settings, Mapping) else ():
+        if not isinstance(settings, Mapping):
+            return settings
+        for name, value in settings.items():
             if name in cls._FIELDS and isinstance(value, Mapping):
                 raise ValueError(f"{name}: expected a text, got a mapping; put it in quotes, such as '{{text}}'")
         return settings

@@ -19,11 +19,14 @@ class LoraSection(Section):
     gradient, with equal losses.
     """
 
-    rank: int = Field(16, ge=1)
-    alpha: float = Field(32.0, gt=0, description="an adapter's output is scaled by alpha / rank")
+    rank: int = Field(16, ge=1, description="Rank of the adapters.")
+    alpha: float = Field(
+        32.0, gt=0, description="Numerator of the factor alpha / rank, by which an adapter's output is multiplied."
+    )
     targets: Literal["all"] | tuple[str, ...] = Field(
         "all",
-        description="linear layers by the last part of their names, as q_proj; all: every one but the output head",
+        description="Linear layers that get adapters, by the last part of their names, for example q_proj. `all`: "
+        "every one except the output head.",
     )
 
     @model_validator(mode="after")
@@ -37,28 +40,37 @@ class TrainingSection(Section):
     """The optimization; the defaults are the paper's, except with adapters."""
 
     # First, because the default of the learning rate depends on it.
-    lora: LoraSection | None = None
+    lora: LoraSection | None = Field(None, description="Low-rank adapters. Default: all weights are trained.")
     learning_rate: float = Field(
         default_factory=lambda settings: 1e-4 if settings.get("lora") else 3e-6,
         gt=0,
-        description="Default: 3e-6; with adapters (training.lora) 1e-4",
+        description="Peak learning rate. Default: 3e-6; 1e-4 with adapters (training.lora).",
     )
-    betas: tuple[_Beta, _Beta] = (0.9, 0.95)
-    weight_decay: float = Field(0.01, ge=0)
-    warmup_ratio: float = Field(0.05, ge=0, lt=1)
-    min_lr_ratio: float = Field(0.1, ge=0, le=1, description="cosine decay ends at this fraction of learning_rate")
-    max_grad_norm: float = Field(1.0, gt=0)
+    betas: tuple[_Beta, _Beta] = Field((0.9, 0.95), description="Coefficients beta1 and beta2 of AdamW.")
+    weight_decay: float = Field(0.01, ge=0, description="Weight decay of AdamW.")
+    warmup_ratio: float = Field(
+        0.05,
+        ge=0,
+        lt=1,
+        description="Fraction of the training over which the learning rate rises linearly from 0 to its peak.",
+    )
+    min_lr_ratio: float = Field(
+        0.1, ge=0, le=1, description="Learning rate at the end of the cosine decay, as a fraction of learning_rate."
+    )
+    max_grad_norm: float = Field(1.0, gt=0, description="Norm to which larger gradients are clipped.")
     global_batch_rows: int = Field(
         32,
         ge=2,
-        description="maximum rows of a global batch, over all ranks and micro-batches. It has as many examples as "
-        "fit with k + 1 rows each. With lambda 0 the row at the advantageous slot counts here but is not computed; r2 "
-        "has k rows of each",
+        description="Maximum number of rows in a global batch, over all ranks and micro-batches; it holds as many "
+        "examples as fit, with k + 1 rows each (k for r2). If anchor_weight is 0, the row at the "
+        "advantageous slot counts too, but is not computed.",
     )
-    epochs: int = Field(2, ge=1)
+    epochs: int = Field(2, ge=1, description="Number of passes over the samples.")
     order: Literal["arrival", "fixed"] = Field(
         "arrival",
-        description="order of samples in the first epoch of a streamed run. arrival: as they are finished; fixed: by "
-        "the seed. All other epochs are ordered by the seed",
+        description="Order of the samples in the first epoch of a streamed run. `arrival`: as they are finished; "
+        "`fixed`: by the seed, like all other epochs.",
     )
-    precision: Precision = Field("bfloat16", description="auto: as model.dtype")
+    precision: Precision = Field(
+        "bfloat16", description="Precision in which the student is trained. `auto`: as for model.dtype."
+    )

@@ -34,7 +34,7 @@ _OTHER_NAMES = {
     "sampling.n": "sampling.candidates",
     "output_dir": "runtime.storage",
 }
-_INPUT = "input should be "  # how pydantic begins
+_INPUT = "input should be "  # how messages of pydantic begin
 _WORD = re.compile("'([^']+)'")
 _REPR = reprlib.Repr()
 _REPR.maxlevel = 2

@@ -12,9 +12,9 @@ import yaml
 
 from pos2distill.errors import UserError
 
-MAX_DEPTH = 100  # of nested lists and mappings; the schema of a RayJob has 32, a rendered manifest 14
-MAX_VALUES = 1_000_000  # with every alias counted as what it stands for; the CRDs of KubeRay 1.7 have about 100,000
-MAX_SHOWN = 60  # characters of a key in a message
+MAX_DEPTH = 100  # levels of nested lists and mappings; the schema of a RayJob has 32, a rendered manifest 14
+MAX_VALUES = 1_000_000  # values in a document with aliases expanded; the CRDs of KubeRay 1.7 have about 100,000
+MAX_SHOWN = 60  # characters of a key that a message shows
 MAX_NUMBER = 1000  # characters of a number; Python prints no integer of more than 4300 digits
 
 # libyaml is ten times as fast. PyYAML can be built without it.
@@ -67,7 +67,7 @@ def parse_value(text: str) -> Any:
 
 
 class _InvalidYaml(ValueError):
-    """The text is not valid YAML, or its keys or aliases are refused. Its message is one line."""
+    """The text is not valid YAML, or its keys or aliases are rejected. Its message is one line."""
 
 
 def _documents(text: str) -> Iterator[Any]:
@@ -93,7 +93,7 @@ def _documents(text: str) -> Iterator[Any]:
 
 
 def _check_depth(text: str) -> None:
-    """Refuse deep nesting before nodes are made: libyaml makes them recursively and would overflow the stack."""
+    """Reject deep nesting before nodes are made: libyaml makes them recursively and would overflow the stack."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.CollectionStartEvent):

@@ -39,8 +39,8 @@ TOKEN_VOLUME = {"name": "token", "projected": {"sources": [{"serviceAccountToken
 ERRORS: list[tuple[str, Any, str]] = [
     ("kind", "RayJbo", "kind: 'RayJbo' is not a KubeRay kind; set one of RayJob, RayCluster"),
     ("apiVersion", "ray.io/v2", "apiVersion: 'ray.io/v2' is not a KubeRay version; set ray.io/v1"),
-    (f"{HEAD}.{RAY}.image", ..., "image: missing; KubeRay sets none, and Kubernetes refuses the pod"),
-    (f"{SAMPLING}.{RAY}.image", "", "image: missing; KubeRay sets none, and Kubernetes refuses the pod"),
+    (f"{HEAD}.{RAY}.image", ..., "image: missing; KubeRay sets none, and Kubernetes rejects the pod"),
+    (f"{SAMPLING}.{RAY}.image", "", "image: missing; KubeRay sets none, and Kubernetes rejects the pod"),
     ("kind", ["RayJob"], "kind: expected a string (in quotes), got a list"),
     ("kind", ..., "kind: missing; add it"),
     ("apiVersion", ..., "apiVersion: missing; add it"),

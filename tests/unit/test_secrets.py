@@ -143,7 +143,7 @@ def test_pack_refuses_a_compressed_file_that_it_cannot_search(tmp_path: Path) ->
         pack(tmp_path / "packed", packed_files(folder.parent), None, folder.parent)
 
 
-def test_refuse_secrets_names_the_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reject_secrets_names_the_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text, _ = PLANTED["HTTPS URL"]
     assert run(["study", "quickstart", f"model.path={text}", "--dry-run"], capsys) == (
         2,

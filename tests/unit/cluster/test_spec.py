@@ -331,7 +331,7 @@ def test_load_cluster_refuses_a_wrong_spec_in_one_line(
         ),
     ],
 )
-def test_load_cluster_refuses_a_history_server_without_a_bucket(
+def test_load_cluster_rejects_a_history_server_without_a_bucket(
     load: Callable[..., ClusterSpec], storage: str, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
@@ -339,7 +339,7 @@ def test_load_cluster_refuses_a_history_server_without_a_bucket(
 
 
 @pytest.mark.parametrize("override", ['ray_version="2.60.0\\n"', 'pods.env={"A\\n": b}', 'name="a\\n"'])
-def test_load_cluster_refuses_a_line_break_behind_a_valid_value(
+def test_load_cluster_rejects_a_line_break_behind_a_valid_value(
     load: Callable[..., ClusterSpec], override: str
 ) -> None:
     with pytest.raises(UserError, match=r"(expected a full version|is not a valid name|expected a name of)"):
@@ -561,7 +561,7 @@ SERVER = ["model.engine=openai", "model.path=gpt-x", "runtime.endpoint.base_url=
     ],
     ids=["server", "sweep", "examples"],
 )
-def test_make_entrypoint_refuses_to_train_what_can_only_be_evaluated(
+def test_make_entrypoint_rejects_training_of_what_can_only_be_evaluated(
     load: Callable[..., ClusterSpec], command: str, overrides: list[str], message: str
 ) -> None:
     with pytest.raises(UserError) as caught:
@@ -585,7 +585,7 @@ def test_make_entrypoint_accepts_an_evaluation_of_a_server(load: Callable[..., C
     assert render(spec, load_job("quickstart", owned, command="evaluate"))
 
 
-def test_make_entrypoint_refuses_a_server_that_no_rule_allows(load: Callable[..., ClusterSpec]) -> None:
+def test_make_entrypoint_rejects_a_server_that_no_rule_allows(load: Callable[..., ClusterSpec]) -> None:
     with pytest.raises(UserError) as caught:
         make_entrypoint(load(), load_job("quickstart", SERVER, command="evaluate"))
     assert str(caught.value).startswith(

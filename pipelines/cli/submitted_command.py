@@ -1,4 +1,4 @@
-"""The command of a job on a cluster: `[COMMAND] RECIPE settings`, and the options of the gate."""
+"""The command that `submit` and `cluster` run as a job: `[COMMAND] RECIPE settings`, and the options of the gate."""
 
 import argparse
 import os
@@ -7,16 +7,7 @@ from pos2distill.config.read import recipe_names
 from pos2distill.errors import UserError, did_you_mean
 
 from .gate_options import gate_flags
-
-COMMAND_HELP = {
-    "study": "the whole chain: evaluate, sample, distill, evaluate again, report; finished stages are skipped",
-    "evaluate": "accuracy at every slot: of a recipe's base model and checkpoint if there is one, or of any --model",
-    "analyze": "why answers of a recipe's models differ by position: KL by token, recovery, attention, failed steps",
-    "sample": "advantaged responses into the sample store, with the teacher's hidden states",
-    "distill": "train on the stored samples; with runtime.mode=streamed, sample what is missing at the same time",
-    "report": "the HTML page and summary.json, from finished results",
-}
-WORDS_HELP = f"{', '.join(COMMAND_HELP)} (study if left out); a recipe; section.field=value"
+from .help_texts import COMMAND_HELP
 
 
 def split_command(caller: str, words: list[str], *, needs_recipe: bool = True) -> tuple[str, list[str]]:
