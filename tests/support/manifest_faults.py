@@ -107,7 +107,7 @@ ERRORS: list[tuple[str, Any, str]] = [
     (f"{SAMPLING}.{POD}.containers[1]", {"name": "ray-worker"}, "containers[1].name: 'ray-worker' is used twice in"),
     ("metadata.annotations.a b", "x", "metadata.annotations.a b: is not a valid key; use at most 63 letters"),
     (f"{HEAD}.template.metadata.annotations.{'a' * 64}", "x", "is not a valid key; use at most 63 letters"),
-    ("metadata.annotations.a", "x" * 300_000, "metadata.annotations: have 300001 bytes; shorten them to 262144"),
+    ("metadata.annotations", {"a": "x" * 300_000}, "metadata.annotations: have 300001 bytes; shorten them to 262144"),
     *(
         (f"{SAMPLING}.{POD}.tolerations[0]", toleration, f"tolerations[0].{message}")
         for toleration, message in (

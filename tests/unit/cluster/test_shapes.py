@@ -81,7 +81,7 @@ def test_make_entrypoint_counts_the_fallback_groups() -> None:
 def test_render_of_an_elastic_job_scales_in_its_queue() -> None:
     job = rendered("elastic")[-1]
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
-    assert job["metadata"]["annotations"] == {"kueue.x-k8s.io/elastic-job": "true"}
+    assert job["metadata"]["annotations"]["kueue.x-k8s.io/elastic-job"] == "true"
     assert job["spec"]["rayClusterSpec"]["enableInTreeAutoscaling"] is True
 
 
