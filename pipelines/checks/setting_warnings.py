@@ -13,7 +13,7 @@ from pos2distill.config.model import checkpoint_of
 from pos2distill.errors import UserError, warn_once
 from pos2distill.store.artifacts import Artifact, other_fingerprints
 
-from ..artifact_names import BASE_SCORES, CHECKPOINT, DISTILLED_SCORES, SAMPLES
+from ..artifact_names import CHECKPOINT
 from ..provenance import read_provenance
 from ..stages.stage import Stage
 
@@ -21,7 +21,6 @@ from ..stages.stage import Stage
 # weight of 0.02 has steps of 1e-4.
 _LOW_RATE = 2e-5
 _HIGH_RATE = 1e-2  # ten times the highest that fine-tuning is usually done with
-_SHORT_ANSWER = 100  # tokens, the defaults of `max_new_tokens`
 
 
 def warn_of_settings(recipe: Recipe, pending: Sequence[Stage]) -> None:
@@ -32,7 +31,6 @@ def warn_of_settings(recipe: Recipe, pending: Sequence[Stage]) -> None:
         _other_precision(recipe, pending),
         _unlike_training(recipe),
         _of_training(recipe, pending),
-        _too_short_for_chains(recipe.study, pending),
         _asks_for_other_answers(recipe.study),
     )
     for warning in warnings:
@@ -90,20 +88,6 @@ def _without_a_server(recipe: Recipe) -> Iterator[str]:
         yield f"runtime.endpoint.base_url: has no effect, since model.engine is {engine}, not openai"
     if recipe.study.model.api != type(recipe.study.model).model_fields["api"].default:
         yield f"model.api: has no effect, since model.engine is {engine}, not openai"
-
-
-def _too_short_for_chains(study: Study, pending: Sequence[Stage]) -> Iterator[str]:
-    """Limits that are too short for the answers that the prompt asks for."""
-    if study.data.prompt not in ("reasoning", "coc"):
-        return
-    generating = {"sampling": (SAMPLES,), "evaluation": (BASE_SCORES, DISTILLED_SCORES)}
-    for section, artifacts in generating.items():
-        generates = any(stage.artifact.name in artifacts for stage in pending)
-        if generates and getattr(study, section).max_new_tokens == _SHORT_ANSWER:
-            yield (
-                f"{section}.max_new_tokens: {_SHORT_ANSWER} are few for a chain of thought "
-                f"(data.prompt: {study.data.prompt}); the paper's recipes have 512"
-            )
 
 
 def _of_training(recipe: Recipe, pending: Sequence[Stage]) -> Iterator[str]:

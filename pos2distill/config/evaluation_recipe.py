@@ -48,7 +48,6 @@ def evaluation_recipe(
             "executor": "local",
             # Smaller batches than the default show progress earlier, where a batch takes a minute.
             "samplers": {"batch_size": 8, "threads": len(os.sched_getaffinity(0))},
-            "trainers": {"strategy": "torch"},
         },
     }
     if documents is not None:

@@ -1,7 +1,8 @@
 """Where and how a study runs, which its fingerprint does not cover."""
 
 import re
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
@@ -46,7 +47,7 @@ class TrainersSection(Section):
     strategy: Literal["zero3", "torch"] = Field(
         "zero3",
         description="Training strategy. `zero3`: DeepSpeed ZeRO-3, any number of workers; `torch`: plain PyTorch in "
-        "one process.",
+        "one process. Default: `zero3`; `torch` with executor `local`.",
     )
     micro_batch_tokens: int = Field(
         16384,
@@ -222,3 +223,14 @@ class Runtime(Section):
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(
         (), description="Experiment trackers that log the training steps (docs/running.md, Experiment trackers)."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _train_as_the_executor_can(cls, settings: Any) -> Any:
+        """One process trains with `torch`, unless another strategy is asked for."""
+        if not isinstance(settings, Mapping) or settings.get("executor") != "local":
+            return settings
+        trainers = settings.get("trainers", {})
+        if not isinstance(trainers, Mapping) or trainers.get("strategy") is not None:
+            return settings
+        return {**settings, "trainers": {**trainers, "strategy": "torch"}}

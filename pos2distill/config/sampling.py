@@ -18,7 +18,9 @@ class SamplingSection(Section):
         description="Sample from the most likely tokens that together have this probability. 1: from all tokens.",
     )
     max_new_tokens: int = Field(
-        100, ge=1, description="Maximum number of new tokens per response. Set 512 for data.prompt reasoning or coc."
+        100,
+        ge=1,
+        description="Maximum number of new tokens per response. Default: 512 for data.prompt reasoning or coc.",
     )
     keep: Literal["correct", "all"] = Field(
         "correct",

@@ -71,10 +71,12 @@ class Study(Section):
     @classmethod
     def _resolve_sampling(cls, sampling: Any, info: ValidationInfo) -> Any:
         """As `_resolve_method`."""
-        settings, method = _as_written(sampling), info.data.get("method")
-        if method is None or not isinstance(settings, Mapping):
+        settings, method, data = _as_written(sampling), info.data.get("method"), info.data.get("data")
+        if method is None or data is None or not isinstance(settings, Mapping):
             return sampling
         resolved = dict(settings)
+        if resolved.get("max_new_tokens") is None:
+            resolved["max_new_tokens"] = _default_max_new_tokens(data)
         if resolved.get("keep") is None:
             resolved["keep"] = "all" if method.spec.on_policy else "correct"
         return resolved
@@ -87,6 +89,8 @@ class Study(Section):
         if data is None or not isinstance(settings, Mapping):
             return evaluation
         resolved = dict(settings)
+        if resolved.get("max_new_tokens") is None:
+            resolved["max_new_tokens"] = _default_max_new_tokens(data)
         if resolved.get("seed") is None:
             resolved["seed"] = info.data.get("seed", 0)
         # `all` would mean every ordered tuple of slots: 380 for two hops and 20 documents.
@@ -284,6 +288,11 @@ class Study(Section):
                 f"{available}; lower it"
             )
         return self
+
+
+def _default_max_new_tokens(data: DataSection) -> int:
+    """Those of the paper's recipes: of chains of thought, and of short answers."""
+    return 512 if data.prompt in ("reasoning", "coc") else 100
 
 
 def _as_written(section: Any) -> Any:

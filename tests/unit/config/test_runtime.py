@@ -17,6 +17,14 @@ def test_runtime_defaults_to_one_worker() -> None:
     assert ModelSection(path="m").trust_remote_code is False
 
 
+@pytest.mark.parametrize("trainers", [{}, {"trainers": {"threads": 2}}, {"trainers": {"strategy": None}}])
+def test_runtime_trains_with_torch_in_one_process(trainers: dict[str, Any]) -> None:
+    local = Runtime.model_validate({"executor": "local", **trainers})
+    assert local.trainers.strategy == "torch"
+    assert Runtime.model_validate(local.model_dump()) == local
+    assert Runtime.model_validate({"executor": "ray"}).trainers.strategy == "zero3"
+
+
 def test_trainers_max_workers_above_workers_is_valid(make_recipe: Callable[..., Recipe]) -> None:
     trainers = {"strategy": "zero3", "workers": 1, "max_workers": 2}
     assert make_recipe(runtime={"trainers": trainers}).runtime.trainers.max_workers == 2

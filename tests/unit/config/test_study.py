@@ -10,6 +10,16 @@ from pos2distill.config.sweep import sweep_cells
 from pos2distill.errors import UserError
 
 
+@pytest.mark.parametrize(("prompt", "tokens"), [("qa", 100), ("reasoning", 512), ("coc", 512)])
+def test_study_default_of_max_new_tokens_depends_on_the_prompt(
+    load: Callable[..., Recipe], prompt: str, tokens: int
+) -> None:
+    for override in ((), ("sampling.max_new_tokens=null", "evaluation.max_new_tokens=null")):
+        study = load(f"data.prompt={prompt}", *override).study
+        assert (study.sampling.max_new_tokens, study.evaluation.max_new_tokens) == (tokens, tokens)
+    assert load(f"data.prompt={prompt}", "sampling.max_new_tokens=7").study.sampling.max_new_tokens == 7
+
+
 def test_study_defaults_are_those_of_the_paper(load: Callable[..., Recipe]) -> None:
     study = load().study
     training = study.training

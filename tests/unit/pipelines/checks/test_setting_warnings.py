@@ -102,21 +102,6 @@ def test_warn_of_settings_names_a_rate_that_is_very_high(
     assert [each.startswith(line) for each in lines] == [True] * warned
 
 
-def test_warn_of_settings_names_limits_that_are_short_for_chains(
-    make_recipe: Make, warnings_of: Callable[[Recipe], list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    sampling = {"max_new_tokens": 100}
-    recipe = make_recipe(data={"prompt": "reasoning"}, sampling=sampling, evaluation={"max_new_tokens": 512})
-    assert warnings_of(recipe) == [
-        "warning: sampling.max_new_tokens: 100 are few for a chain of thought (data.prompt: reasoning); the paper's "
-        "recipes have 512"
-    ]
-    # Of commands that sample nothing.
-    warn_once.cache_clear()
-    warn_of_settings(recipe, make_plan(recipe).stages_for_evaluate)
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.parametrize(
     ("training", "dtype", "is_low"),
     [
