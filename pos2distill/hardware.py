@@ -4,6 +4,7 @@ import itertools
 import os
 import platform
 import re
+from importlib.metadata import version
 from pathlib import Path
 
 # Several small processes that mostly wait share a laptop's cores; with fewer logical CPUs the pipeline starves.
@@ -31,6 +32,16 @@ def visible_gpus(devices: Path = Path("/dev")) -> int:
     # CUDA ignores what follows an invalid entry.
     named = list(itertools.takewhile(lambda entry: entry.strip() not in ("", "-1"), chosen.split(",")))
     return min(found, len(named))
+
+
+def torch_has_gpu() -> bool:
+    """Whether torch can use a GPU of this machine. By its version, since importing it takes seconds."""
+    return visible_gpus() > 0 and not torch_is_for_cpus()
+
+
+def torch_is_for_cpus() -> bool:
+    """Whether torch is the build for CPUs of PyTorch's index; its builds for GPUs have another ending or none."""
+    return version("torch").endswith("+cpu")
 
 
 def local_cpus() -> int:

@@ -4,13 +4,13 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import version
 from typing import Any
 
 from pos2distill.config import Recipe, Study
 from pos2distill.config.inference_table import INFERENCE_METHODS
 from pos2distill.config.model import checkpoint_of
 from pos2distill.errors import UserError, warn_once
+from pos2distill.hardware import torch_is_for_cpus
 from pos2distill.store.artifacts import Artifact, other_fingerprints
 
 from ..artifact_names import CHECKPOINT
@@ -46,8 +46,7 @@ def warn_of_unused_local_gpus(recipe: Recipe, pools: Sequence[str], gpus: int) -
     if not gpus or not pools or any(getattr(recipe.runtime, pool).gpus for pool in pools):
         return
     found = "a GPU" if gpus == 1 else f"{gpus} GPUs"
-    # That of PyTorch's index; its build for GPUs has another ending or none.
-    install = "install the packages for GPUs and " if version("torch").endswith("+cpu") else ""
+    install = "install the packages for GPUs and " if torch_is_for_cpus() else ""
     settings = " ".join(_settings_for_gpus(recipe, pools, gpus))
     warn_once(f"this machine has {found} that this run does not use; {install}add {settings} (docs/running.md)")
 

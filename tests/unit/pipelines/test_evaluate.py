@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from pipelines.cli import command_line
-from pos2distill.config import Recipe
+from pos2distill import hardware
+from pos2distill.config import ModelSection, Recipe
 from pos2distill.config.evaluation_recipe import evaluation_recipe
 from pos2distill.models.load import load_tokenizer
 from tests.support.endpoint import FakeServer, serve
@@ -49,6 +50,19 @@ def test_evaluation_recipe_has_five_slots_or_as_many_as_there_are(
 ) -> None:
     recipe = evaluation_recipe("a/base", "q.jsonl", documents=documents, overrides=overrides)
     assert recipe.study.evaluation.slots == slots
+
+
+@pytest.mark.parametrize(("gpus", "build", "on_gpu"), [(2, "", True), (2, "+cpu", False), (0, "", False)])
+def test_evaluation_recipe_uses_a_gpu_that_torch_can_use(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, build: str, *, on_gpu: bool
+) -> None:
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(hardware, "version", lambda _: f"2.13.0{build}")
+    recipe = evaluation_recipe("a/base", "q.jsonl")
+    assert recipe.runtime.samplers.gpus == on_gpu
+    assert recipe.runtime.samplers.batch_size == (32 if on_gpu else 8)
+    assert recipe.study.model.dtype == ("bfloat16" if on_gpu else ModelSection(path="m", dtype="auto").dtype)
+    assert evaluation_recipe("a/base", "q.jsonl", overrides=["runtime.samplers.gpus=0"]).runtime.samplers.gpus == 0
 
 
 def test_evaluate_as_json_is_of_the_data_that_it_began_with(

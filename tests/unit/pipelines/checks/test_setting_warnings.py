@@ -334,7 +334,7 @@ def test_check_gpus_names_the_settings_with_which_unused_gpus_are_used(
 ) -> None:
     monkeypatch.setattr(hardware, "visible_gpus", lambda: gpus)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    monkeypatch.setattr(setting_warnings, "version", lambda _: "2.13.0")
+    monkeypatch.setattr(hardware, "version", lambda _: "2.13.0")
     recipe = make_recipe(**settings)
     plan = make_plan(recipe)
     for _ in range(2):  # as for two studies of a sweep
@@ -363,7 +363,7 @@ def test_check_gpus_leaves_those_of_a_cluster_to_it(
 def test_warn_of_unused_local_gpus_says_that_torch_was_built_for_cpus(
     make_recipe: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(setting_warnings, "version", lambda _: "2.13.0+cpu")
+    monkeypatch.setattr(hardware, "version", lambda _: "2.13.0+cpu")
     setting_warnings.warn_of_unused_local_gpus(make_recipe(), ["samplers"], 4)
     assert capsys.readouterr().err == (
         "warning: this machine has 4 GPUs that this run does not use; install the packages for GPUs and add "
