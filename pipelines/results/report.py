@@ -286,6 +286,6 @@ def _shown_runtime(recipe: Recipe) -> dict[str, object]:
         "strategy": runtime.trainers.strategy,
         "workers": runtime.trainers.workers,
         "micro_batch_tokens": runtime.trainers.micro_batch_tokens,
-        "samplers": f"{runtime.samplers.min} to {runtime.samplers.max}",
-        "teachers": f"{runtime.teachers.min} to {runtime.teachers.max}",
+        "samplers": {"min": runtime.samplers.min, "max": runtime.samplers.max},
+        "teachers": {"min": runtime.teachers.min, "max": runtime.teachers.max},
     }
