@@ -2,7 +2,7 @@
 
 Slots are 0-based; `Slots` are those of an example's gold documents, in hop order: one for one gold document, a pair for
 two hops. Token ids are int32. `SCHEMA_VERSION` rises whenever a schema changes its meaning, and an artifact
-of another version is refused.
+of another version is rejected.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

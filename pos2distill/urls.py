@@ -1,4 +1,4 @@
-"""Paths and URLs that a user gave, opened through fsspec or refused in one line."""
+"""Paths and URLs that a user gave, opened through fsspec or rejected with one line."""
 
 import contextlib
 import functools
@@ -78,7 +78,7 @@ def storage_errors(url: str, setting: str) -> Iterator[None]:
 
 
 def require_listable(fs: fsspec.AbstractFileSystem, path: str) -> None:
-    """Refuse a folder of this machine that may not be read: fsspec 2026.9 shows it as an empty one.
+    """Reject a folder of this machine that may not be read: fsspec 2026.9 shows it as an empty one.
 
     Raises:
         PermissionError: for `storage_errors`.

@@ -15,7 +15,7 @@ _UNSCALED = frozenset({"default", "llama3", "longrope"})
 
 
 def check_against_model(study: Study) -> None:
-    """Refuse settings that the model's config contradicts."""
+    """Reject settings that the model's config contradicts."""
     # Imported where needed: torch and transformers take longer to import than a cached study takes to show.
     from pos2distill.models.check_rope import check_inference, require_position_room
     from pos2distill.models.load import context_length, load_config
@@ -65,7 +65,7 @@ def check_weights_once(model: ModelSection, _version: str) -> None:
 
 
 def check_context(model: ModelSection) -> None:
-    """Warn of a context beyond the positions that the model was made for; refuse one that vLLM refuses.
+    """Warn of a context beyond the positions that the model was made for; reject one that vLLM rejects.
 
     The model's quality there is unknown, but not all models have a limit. vLLM 0.32 accepts as many positions as
     config.json has, or more where it scales RoPE by a factor.

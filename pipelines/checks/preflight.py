@@ -1,4 +1,4 @@
-"""Checks before the first stage, also by `--dry-run`: what would end a run later is refused here, within seconds.
+"""Checks before the first stage, also by `--dry-run`: what would end a run later is rejected here, within seconds.
 
 Each check is a function of what a command is about to do. Ray is not imported, and nothing is left behind.
 """

@@ -216,7 +216,7 @@ def _attend_row_by_row(
 
 
 def _require_packed(packed_rows: PackedRows | None, module: torch.nn.Module) -> PackedRows:
-    """Refuse a model that did not pass `packed_rows` on.
+    """Reject a model that did not pass `packed_rows` on.
 
     Raises:
         UserError: if the model did not pass `packed_rows` on; tokens would see other rows.

@@ -48,7 +48,7 @@ def check_template(tokenizer: PreTrainedTokenizerBase, model: ModelSection, *, h
 def _check_system(
     tokenizer: PreTrainedTokenizerBase, shown: str, turns: Sequence[Mapping[str, str]], kwargs: Mapping[str, Any]
 ) -> None:
-    """Refuse a chat template, which is valid otherwise, that takes no system message, as that of Gemma 2."""
+    """Reject a chat template, which is valid otherwise, that takes no system message, as that of Gemma 2."""
     messages = [{"role": "system", "content": f"{_PROBE}-3"}, *map(dict, turns)]
     why = ""
     try:
@@ -63,7 +63,7 @@ def _check_system(
 
 
 def _check_kwargs(tokenizer: PreTrainedTokenizerBase, shown: str, kwargs: Mapping[str, Any]) -> None:
-    """Refuse variables that the chat template does not name: jinja would ignore a misspelled one."""
+    """Reject variables that the chat template does not name: jinja would ignore a misspelled one."""
     reserved = {"messages", *inspect.signature(tokenizer.apply_chat_template).parameters}
     words = set(re.findall(r"[A-Za-z_]\w*", tokenizer.get_chat_template())) - reserved
     for name in kwargs:
@@ -91,7 +91,7 @@ def end_of_turn_id(tokenizer: PreTrainedTokenizerBase) -> int:
     Raises:
         UserError: if there is neither.
     """
-    # With a user's message, since some templates refuse a conversation that the assistant begins.
+    # With a user's message, since some templates reject a conversation that the assistant begins.
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}]
     rendered = str(tokenizer.apply_chat_template(turns, tokenize=False))
     # The template can repeat a message, so the last occurrence counts.

@@ -35,9 +35,9 @@ from pos2distill.models.load import (
 from pos2distill.models.stored_tensors import DTYPES, StoredTensor, read_headers
 from pos2distill.models.trainable import (
     is_quantized,
-    refuse_attention,
-    refuse_quantized,
-    refuse_unpackable,
+    reject_attention,
+    reject_quantized,
+    reject_unpackable,
     require_trainable_family,
 )
 from pos2distill.urls import open_url
@@ -106,7 +106,7 @@ def check_trainable(model: ModelSection, *, on_gpu: bool) -> None:
     with _config_folder(model) as folder:
         config = load_config(model, folder=folder)
         require_trainable_family(config, model.path)
-        refuse_quantized(config, model.path)
+        reject_quantized(config, model.path)
         attention = resolve_attention(model.attention, torch_dtype(model.dtype), torch.device("cpu"))
         if on_gpu or attention == "flash_attention_2":
             lm = empty_model(model, folder=folder)
@@ -114,8 +114,8 @@ def check_trainable(model: ModelSection, *, on_gpu: bool) -> None:
             register_kernels()
             with attention_errors(model, attention):
                 lm = empty_model(model, folder=folder, attention=PACKED[attention])
-            refuse_attention(lm, attention, shown=model.path)
-        refuse_unpackable(lm, context=context_length(model, folder=folder), shown=model.path)
+            reject_attention(lm, attention, shown=model.path)
+        reject_unpackable(lm, context=context_length(model, folder=folder), shown=model.path)
 
 
 def check_sharded(model: ModelSection) -> None:
@@ -260,7 +260,7 @@ def _check_tied(
     shown: str,
     limit: int,
 ) -> None:
-    """Refuse two different tensors that the config makes one: programs differ in which of them they use."""
+    """Reject two different tensors that the config makes one: programs differ in which of them they use."""
     tied: dict[str, str] = described.all_tied_weights_keys
     for target, source in tied.items():
         head, embeddings = tensors.get(target), tensors.get(source)
@@ -287,7 +287,7 @@ def _are_equal(fs: AbstractFileSystem, root: str, one: StoredTensor, other: Stor
 
 
 def _check_values(fs: AbstractFileSystem, root: str, shown: str, tensors: list[StoredTensor], limit: int) -> None:
-    """Read the values, or a sample of `limit` bytes, and refuse NaN and infinity."""
+    """Read the values, or a sample of `limit` bytes, and reject NaN and infinity."""
     floating = [tensor for tensor in tensors if tensor.dtype in _INFINITY]
     total = sum(tensor.end - tensor.start for tensor in floating)
     # A quantized model may have no floating-point tensor, hence `max`.

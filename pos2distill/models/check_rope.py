@@ -20,7 +20,7 @@ _PLAIN_FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3")
 
 
 def check_inference(model: ModelSection, inference: InferenceSection) -> None:
-    """Refuse a model that the method, or the scales in its own config, cannot be applied to, before anything starts.
+    """Reject a model that the method, or the scales in its own config, cannot be applied to, before anything starts.
 
     No weights are loaded.
 
@@ -55,7 +55,7 @@ def check_inference(model: ModelSection, inference: InferenceSection) -> None:
 
 
 def require_position_room(model: ModelSection, config: Any, factor: float) -> None:
-    """Refuse a model with fewer positions than `factor` times its context, since shifted rows would need more.
+    """Reject a model with fewer positions than `factor` times its context, since shifted rows would need more.
 
     RoPE scales divide positions, so that with scales above 1 more of them fit, and with scales below 1 fewer.
 
@@ -98,7 +98,7 @@ def _require_scalable_in_vllm(config: Any, shown: str) -> None:
 
 
 def _require_changed_layer(config: Any, first_layer: int, shown: str) -> None:
-    """Refuse a first layer beyond the last one: the unchanged model would be reported as Ms-PoE."""
+    """Reject a first layer beyond the last one: the unchanged model would be reported as Ms-PoE."""
     layers = config.get_text_config().num_hidden_layers
     if first_layer >= layers:
         raise UserError(
@@ -108,7 +108,7 @@ def _require_changed_layer(config: Any, first_layer: int, shown: str) -> None:
 
 
 def _require_no_short_window(config: Any, model: ModelSection) -> None:
-    """Refuse layers that do not see the whole prompt: heads are ranked by their attention to all of it."""
+    """Reject layers that do not see the whole prompt: heads are ranked by their attention to all of it."""
     window = getattr(config.get_text_config(), "sliding_window", None)
     if window and window < context_length(model):
         raise UserError(
@@ -118,7 +118,7 @@ def _require_no_short_window(config: Any, model: ModelSection) -> None:
 
 
 def _require_layers(config: Any, shown: str) -> None:
-    """Refuse to search scales by layer for a model with one layer."""
+    """Reject a search of scales by layer for a model with one layer."""
     if config.get_text_config().num_hidden_layers == 1:
         raise UserError(
             f"{shown}: has one layer, so there are no scales by layer to search; set inference.method to uniform_scale "

@@ -70,7 +70,7 @@ _STATE = "some of its layers carry a state from token to token, which packing wo
 _CONVOLUTION = "some of its layers are convolutions, which packing would run across rows"
 _CHUNKS = "its attention is chunked by position, which packing would shift"
 
-REFUSED = {
+REJECTED = {
     **dict.fromkeys(("biogpt", "bloom", "codegen", "falcon", "gpt_neo", "gptj", "mpt"), _OWN_ATTENTION),
     **dict.fromkeys(("stablelm", "xglm"), _OWN_ATTENTION),
     "doge": "its attention uses a mask of its own, computed from the values",
@@ -83,7 +83,7 @@ REFUSED = {
 
 
 def require_trainable_family(config: Any, shown: str) -> None:
-    """Refuse a family of models that cannot be trained.
+    """Reject a family of models that cannot be trained.
 
     Raises:
         UserError: if the config is of a family that is not in `TRAINABLE`, with the reason and those that are.
@@ -91,7 +91,7 @@ def require_trainable_family(config: Any, shown: str) -> None:
     family = config.model_type
     if family in TRAINABLE:
         return
-    reason = REFUSED.get(family, "it was not tested with packed rows")
+    reason = REJECTED.get(family, "it was not tested with packed rows")
     raise UserError(
         f"{shown}: a model of the family '{family}' cannot be trained: {reason}; supported: {', '.join(TRAINABLE)}"
     )
@@ -102,8 +102,8 @@ def is_quantized(config: Any) -> bool:
     return getattr(config, "quantization_config", None) is not None
 
 
-def refuse_quantized(config: Any, shown: str) -> None:
-    """Refuse a model whose weights are quantized.
+def reject_quantized(config: Any, shown: str) -> None:
+    """Reject a model whose weights are quantized.
 
     Raises:
         UserError: if a model's weights are stored quantized (fp8, bitsandbytes, AWQ, GPTQ and others).
@@ -119,8 +119,8 @@ def refuse_quantized(config: Any, shown: str) -> None:
     )
 
 
-def refuse_unpackable(lm: Any, *, context: int, shown: str) -> None:
-    """Refuse what the settings in a model's config can change within a family.
+def reject_unpackable(lm: Any, *, context: int, shown: str) -> None:
+    """Reject what the settings in a model's config can change within a family.
 
     Args:
         context: the largest number of tokens of a row.
@@ -129,7 +129,7 @@ def refuse_unpackable(lm: Any, *, context: int, shown: str) -> None:
         UserError: if packed rows would give other results than the same rows one by one.
     """
     config = lm.config.get_text_config()
-    _refuse_unpackable_layers(lm, config, shown)
+    _reject_unpackable_layers(lm, config, shown)
     longest = longest_with_fixed_rope(config)
     if longest and context > longest:
         raise UserError(
@@ -138,8 +138,8 @@ def refuse_unpackable(lm: Any, *, context: int, shown: str) -> None:
         )
 
 
-def refuse_attention(lm: Any, attention: str, *, shown: str) -> None:
-    """Refuse an implementation of attention that ignores a part of the model's attention.
+def reject_attention(lm: Any, attention: str, *, shown: str) -> None:
+    """Reject an implementation of attention that ignores a part of the model's attention.
 
     Args:
         attention: implementation, without its packed version.
@@ -153,10 +153,10 @@ def refuse_attention(lm: Any, attention: str, *, shown: str) -> None:
             f"set model.attention to flash_attention_2 or eager"
         )
     if attention == "flash_attention_2":
-        _refuse_without_flash_attention(lm, attention, shown)
+        _reject_without_flash_attention(lm, attention, shown)
 
 
-def _refuse_unpackable_layers(lm: Any, config: Any, shown: str) -> None:
+def _reject_unpackable_layers(lm: Any, config: Any, shown: str) -> None:
     layer_types = set(getattr(config, "layer_types", None) or ())
     unsupported = sorted(layer_types - {"full_attention", "sliding_attention"})
     if unsupported:
@@ -173,7 +173,7 @@ def _refuse_unpackable_layers(lm: Any, config: Any, shown: str) -> None:
         raise UserError(f"{shown}: its attention is chunked by position, which packing rows would shift")
 
 
-def _refuse_without_flash_attention(lm: Any, attention: str, shown: str) -> None:
+def _reject_without_flash_attention(lm: Any, attention: str, shown: str) -> None:
     # transformers 5.19 lists compatible versions only on models that flash-attn 2 computes wrongly.
     compatible = getattr(lm, "_compatible_flash_implementations", None)
     if compatible and "flash_attention_2" not in compatible:

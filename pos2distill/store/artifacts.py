@@ -245,7 +245,7 @@ class Artifact:
                 raise UserError(f"{self.url}/{name}: {_again('corrupt', self.url)}") from None
 
     def require(self, *names: str) -> None:
-        """Refuse a finished artifact that lacks one of its files or folders.
+        """Reject a finished artifact that lacks one of its files or folders.
 
         Raises:
             UserError: with how to make it again.

@@ -299,7 +299,7 @@ def _fit(example: Example, data: DataSection, documents: int, location: str) -> 
 
 
 def _check_distractors(example: Example, documents: int, location: str, *, may_be_alike: bool) -> None:
-    """Refuse distractors among which the position of a gold document means nothing.
+    """Reject distractors among which the position of a gold document means nothing.
 
     Args:
         documents: how many a prompt shows; only the distractors among them are checked.

@@ -65,7 +65,7 @@ def array_records(file: IO[bytes], url: str) -> Iterator[tuple[str, dict[str, An
         values = ijson.items(ijson.from_iter(_checked_chunks(file)), "item", map_type=_JsonObject, use_float=True)
         for number, value in enumerate(values, start=1):
             location = f"{url}, record {number}"
-            _refuse_repeated_names(value, location)
+            _reject_repeated_names(value, location)
             yield f"record {number}", _object(value, location)
     except _UnpairedSurrogateError:
         raise UserError(f"{url}, record {number + 1}: {_UNPAIRED_MESSAGE}") from None
@@ -141,16 +141,16 @@ def _how_to_correct(error: json.JSONDecodeError) -> str:
     return "; is the line cut off?" if is_cut else ""
 
 
-def _refuse_repeated_names(value: Any, location: str) -> None:
+def _reject_repeated_names(value: Any, location: str) -> None:
     """As `_object_of_pairs` does for a line, at any depth."""
     if isinstance(value, _JsonObject):
         if value.repeated is not None:
             raise UserError(f"{location}, {value.repeated}: given twice")
         for each in value.values():
-            _refuse_repeated_names(each, location)
+            _reject_repeated_names(each, location)
     elif isinstance(value, list):
         for each in value:
-            _refuse_repeated_names(each, location)
+            _reject_repeated_names(each, location)
 
 
 def _ijson_reason(error: ijson.JSONError) -> str:

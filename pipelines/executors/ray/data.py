@@ -51,7 +51,7 @@ def build_dataset(
                 # rows, and returns the batches of a task when all are done: a batch that waits for the answers of
                 # another one could then keep them from being stored.
                 arguments["batch_size"] = None
-            # Ray Data 2.60 has this method for `batch_size=None` on GPUs, which `map_batches` refuses.
+            # Ray Data 2.60 has this method for `batch_size=None` on GPUs, which `map_batches` rejects.
             dataset = dataset.map_batches_internal(
                 _actor_class(operator), fn_constructor_args=(operator, mailbox, tracker), **arguments
             )

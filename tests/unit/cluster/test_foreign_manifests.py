@@ -229,7 +229,7 @@ def test_run_cluster_validate_says_that_an_older_version_was_not_checked(
     assert "of RayJob (ray.io/v1alpha1), the metadata only" in printed.out
 
 
-def test_run_cluster_validate_refuses_an_unknown_mode_with_and_without_crds(
+def test_run_cluster_validate_rejects_an_unknown_mode_with_and_without_crds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """KubeRay's CRD has no list of the modes; the operator refuses an unknown one."""

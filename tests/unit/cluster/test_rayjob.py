@@ -368,7 +368,7 @@ def test_submit_and_status_report_a_gate_that_failed(
         ),
     ],
 )
-def test_run_cluster_refuses_a_wrong_command_in_one_line(
+def test_run_cluster_rejects_a_wrong_command_with_one_line(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command_line.main(["cluster", *words]) == 2
@@ -655,7 +655,7 @@ def test_submit_requires_a_recipe_and_valid_manifests(
         (["nq_mistral_7b"], "takes only a spec and its settings\n"),
     ],
 )
-def test_status_logs_and_delete_refuse_words_that_they_would_ignore(
+def test_status_logs_and_delete_reject_words_that_they_would_ignore(
     kubectl: Callable[..., Callable[[], list[Any]]],
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -907,7 +907,7 @@ def test_status_prints_json_of_a_cluster_without_a_job(
         ("delete", "--server", "--server: is an option of cluster render, validate, submit, not of delete"),
     ],
 )
-def test_run_cluster_refuses_an_option_that_means_nothing(
+def test_run_cluster_rejects_an_option_that_means_nothing(
     action: str, option: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command_line.main(["cluster", action, "gke", option]) == 2

@@ -80,14 +80,14 @@ NO_SERVER = "expected the URL of a server, for example http"
         ([endpoint("http://:3128", "https_proxy")], f"pods.env: https_proxy: {NO_SERVER}://proxy.example.org:3128"),
     ],
 )
-def test_load_cluster_refuses_what_no_rule_can_allow(overrides: list[str], message: str) -> None:
+def test_load_cluster_rejects_what_no_rule_can_allow(overrides: list[str], message: str) -> None:
     with pytest.raises(UserError) as error:
         load_cluster("onprem", [*BUCKET, *overrides])
     assert message in str(error.value)
 
 
 @pytest.mark.parametrize("variable", PROXIES)
-def test_load_cluster_refuses_a_closed_proxy_whatever_the_storage(variable: str) -> None:
+def test_load_cluster_rejects_a_closed_proxy_whatever_the_storage(variable: str) -> None:
     with pytest.raises(UserError, match=f"no rule lets the pods connect to port 3128 of {variable}; add for example"):
         load_cluster("onprem", [endpoint("http://proxy.example.org:3128", variable)])
 
@@ -115,7 +115,7 @@ def test_load_cluster_refuses_a_closed_proxy_whatever_the_storage(variable: str)
         ),
     ],
 )
-def test_make_entrypoint_refuses_what_no_rule_can_allow(words: list[str], message: str) -> None:
+def test_make_entrypoint_rejects_what_no_rule_can_allow(words: list[str], message: str) -> None:
     spec = load_cluster("onprem", [rule("namespace: storage, ports: [9000]")])
     with pytest.raises(UserError) as error:
         make_entrypoint(spec, load_job("nq_mistral_7b", words))
@@ -141,7 +141,7 @@ def test_make_entrypoint_accepts_what_a_rule_may_allow(overrides: list[str], wor
 
 
 @pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST", "HF_ENDPOINT"])
-def test_load_cluster_refuses_an_endpoint_that_is_none_whatever_the_storage(variable: str) -> None:
+def test_load_cluster_rejects_an_endpoint_that_is_none_whatever_the_storage(variable: str) -> None:
     with pytest.raises(
         UserError, match=f"pods.env: {variable}: expected the URL of a server, for example http://minio"
     ):

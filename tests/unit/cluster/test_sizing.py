@@ -99,7 +99,7 @@ def test_node_disks_of_a_volume_hold_the_checkpoint_only() -> None:
     assert node_disks(spec, recipe) == {"sampling": {}, "training": {"checkpoint": 12 * parameters}}
 
 
-def test_node_disks_refuse_a_head_whose_scratch_is_larger_than_its_disk() -> None:
+def test_node_disks_reject_a_head_whose_scratch_is_larger_than_its_disk() -> None:
     with pytest.raises(UserError, match=r"^head\.disk: 97Gi, but a pod writes up to 500Gi \(scratch 500Gi\)"):
         node_disks(load_cluster("gke", ["head.scratch=500Gi", "head.disk=97Gi"]))
 
@@ -188,7 +188,7 @@ def test_render_requests_the_disk_of_models_and_checkpoints() -> None:
         ),
     ],
 )
-def test_render_refuses_a_model_that_does_not_fit_in_one_line(words: list[str], message: str) -> None:
+def test_render_rejects_a_model_that_does_not_fit_with_one_line(words: list[str], message: str) -> None:
     of_recipe = [word for word in words if word.startswith(("model.", "runtime."))]
     spec = load_cluster("gke", [word for word in words if word not in of_recipe])
     with pytest.raises(UserError) as caught:

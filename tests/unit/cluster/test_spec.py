@@ -309,7 +309,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("override", "message"), WRONG, ids=lambda text: text[:60])
-def test_load_cluster_refuses_a_wrong_spec_in_one_line(
+def test_load_cluster_rejects_a_wrong_spec_with_one_line(
     load: Callable[..., ClusterSpec], override: str, message: str
 ) -> None:
     with pytest.raises(UserError) as caught:
@@ -331,7 +331,7 @@ def test_load_cluster_refuses_a_wrong_spec_in_one_line(
         ),
     ],
 )
-def test_load_cluster_refuses_a_history_server_without_a_bucket(
+def test_load_cluster_rejects_a_history_server_without_a_bucket(
     load: Callable[..., ClusterSpec], storage: str, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
@@ -339,7 +339,7 @@ def test_load_cluster_refuses_a_history_server_without_a_bucket(
 
 
 @pytest.mark.parametrize("override", ['ray_version="2.60.0\\n"', 'pods.env={"A\\n": b}', 'name="a\\n"'])
-def test_load_cluster_refuses_a_line_break_behind_a_valid_value(
+def test_load_cluster_rejects_a_line_break_behind_a_valid_value(
     load: Callable[..., ClusterSpec], override: str
 ) -> None:
     with pytest.raises(UserError, match=r"(expected a full version|is not a valid name|expected a name of)"):
@@ -531,7 +531,7 @@ def test_readable_schemes_open_with_every_installation(scheme: str) -> None:
         ),
     ],
 )
-def test_make_entrypoint_refuses_a_recipe_that_cannot_run(
+def test_make_entrypoint_rejects_a_recipe_that_cannot_run(
     load: Callable[..., ClusterSpec], tmp_path: Path, recipe: str, overrides: list[str], message: str
 ) -> None:
     mine = tmp_path / "mine.yaml"
@@ -585,7 +585,7 @@ def test_make_entrypoint_accepts_an_evaluation_of_a_server(load: Callable[..., C
     assert render(spec, load_job("quickstart", owned, command="evaluate"))
 
 
-def test_make_entrypoint_refuses_a_server_that_no_rule_allows(load: Callable[..., ClusterSpec]) -> None:
+def test_make_entrypoint_rejects_a_server_that_no_rule_allows(load: Callable[..., ClusterSpec]) -> None:
     with pytest.raises(UserError) as caught:
         make_entrypoint(load(), load_job("quickstart", SERVER, command="evaluate"))
     assert str(caught.value).startswith(

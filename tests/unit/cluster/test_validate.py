@@ -117,7 +117,7 @@ def test_load_schemas_reads_crds_of_kubectl_and_of_the_chart(
         ("{", "cannot be read as a CRD"),
     ],
 )
-def test_load_schemas_refuses_files_without_crds(tmp_path: Path, content: str | None, message: str) -> None:
+def test_load_schemas_rejects_files_without_crds(tmp_path: Path, content: str | None, message: str) -> None:
     path = tmp_path / "crds.json"
     if content is not None:
         path.write_text(content)
@@ -488,7 +488,7 @@ def test_run_cluster_render_of_a_preset_warns_of_nothing(
     ],
     ids=lambda text: text[:60],
 )
-def test_run_cluster_validate_refuses_a_file_that_it_cannot_read(
+def test_run_cluster_validate_rejects_a_file_that_it_cannot_read(
     text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "job.yaml"
@@ -502,7 +502,7 @@ def test_run_cluster_validate_refuses_a_file_that_it_cannot_read(
 @pytest.mark.parametrize(
     "document", [{"kind": "CustomResourceDefinition"}, {"kind": "CustomResourceDefinition", "spec": {"names": []}}]
 )
-def test_load_schemas_refuses_a_broken_crd(document: dict[str, Any], tmp_path: Path) -> None:
+def test_load_schemas_rejects_a_broken_crd(document: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "crds.yaml"
     path.write_text(yaml.safe_dump(document))
     with pytest.raises(UserError, match=r"crds.yaml: cannot be read as a CRD: its kind or schema is missing"):

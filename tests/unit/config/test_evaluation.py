@@ -45,7 +45,7 @@ def test_evaluation_default_slots_depend_on_hops(load: Callable[..., Recipe]) ->
     assert null.evaluation == two.evaluation
 
 
-def test_evaluation_refuses_fewer_slots_than_hops(load: Callable[..., Recipe]) -> None:
+def test_evaluation_rejects_fewer_slots_than_hops(load: Callable[..., Recipe]) -> None:
     with pytest.raises(UserError, match=r"evaluation.slots: 1 slots cannot hold 2 gold documents"):
         load("data.format=musique", "data.hops=[2]", "evaluation.slots=1")
     with pytest.raises(UserError, match=r"evaluation.other_documents: 4 leaves no distractor"):

@@ -350,7 +350,7 @@ def test_load_recipe_names_a_missing_section(tmp_path: Path, section: str, messa
         (b"name: 2024-13-45", "not valid YAML"),
     ],
 )
-def test_load_recipe_refuses_a_file_that_is_no_recipe(tmp_path: Path, content: bytes, message: str) -> None:
+def test_load_recipe_rejects_a_file_that_is_no_recipe(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "broken.yaml"
     path.write_bytes(content)
     with pytest.raises(UserError, match=f"broken.yaml: {message}") as caught:
@@ -384,7 +384,7 @@ def test_load_recipe_suggests_no_hidden_file(tmp_path: Path) -> None:
     assert ".pre-commit" not in str(caught.value)
 
 
-def test_load_recipe_refuses_a_data_file(tmp_path: Path) -> None:
+def test_load_recipe_rejects_a_data_file(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("{}")
     with pytest.raises(
@@ -409,7 +409,7 @@ def test_load_recipe_reads_other_tasks(load: Callable[..., Recipe]) -> None:
         ("[nq_llama3_8b, nq_llama3_8b]", "evaluation.also_evaluate: two recipes are called nq_llama3_8b"),
     ],
 )
-def test_load_recipe_refuses_an_unusable_other_task(load: Callable[..., Recipe], names: str, message: str) -> None:
+def test_load_recipe_rejects_an_unusable_other_task(load: Callable[..., Recipe], names: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         load(f"evaluation.also_evaluate={names}")
     assert str(caught.value).startswith(message)

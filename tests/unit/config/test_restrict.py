@@ -74,7 +74,7 @@ def test_restrict_keeps_what_is_named_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("name", ["sed", "data.promt", "data.", "seed.x", "training.lora.rank", "runtime", ""])
-def test_restrict_refuses_unknown_names(name: str) -> None:
+def test_restrict_rejects_unknown_names(name: str) -> None:
     with pytest.raises(KeyError, match="not a setting of a study"):
         restrict(Study.model_validate(ONE), [name])
 

@@ -22,19 +22,19 @@ def test_trainers_max_workers_above_workers_is_valid(make_recipe: Callable[..., 
     assert make_recipe(runtime={"trainers": trainers}).runtime.trainers.max_workers == 2
 
 
-def test_recipe_refuses_zero3_that_rounds_the_model(make_recipe: Callable[..., Recipe]) -> None:
+def test_recipe_rejects_zero3_that_rounds_the_model(make_recipe: Callable[..., Recipe]) -> None:
     settings: dict[str, Any] = {"training": {"precision": "bfloat16"}, "model": {"dtype": "float32"}}
     assert make_recipe(**settings).study.training.precision == "bfloat16"  # torch keeps float32 weights
     with pytest.raises(UserError, match=r"training.precision: zero3 would round the float32 weights of model.dtype"):
         make_recipe(**settings, runtime={"trainers": {"strategy": "zero3"}})
 
 
-def test_trainers_refuse_max_workers_below_workers(make_recipe: Callable[..., Recipe]) -> None:
+def test_trainers_reject_max_workers_below_workers(make_recipe: Callable[..., Recipe]) -> None:
     with pytest.raises(UserError, match=r"max_workers: 1 is less than workers, 2"):
         make_recipe(runtime={"trainers": {"strategy": "zero3", "workers": 2, "max_workers": 1}})
 
 
-def test_recipe_refuses_tensor_parallel_size_unlike_gpus(make_recipe: Callable[..., Recipe]) -> None:
+def test_recipe_rejects_tensor_parallel_size_unlike_gpus(make_recipe: Callable[..., Recipe]) -> None:
     def load(gpus: float, parts: int) -> Recipe:
         return make_recipe(
             model={"engine": "vllm"},

@@ -38,12 +38,12 @@ def test_study_keeps_wrong_answers_of_on_policy_methods(load: Callable[..., Reci
     assert [cell.study.sampling.keep for _, cell in cells] == ["correct", "all"]
 
 
-def test_study_refuses_a_choice_of_on_policy_answers(load: Callable[..., Recipe]) -> None:
+def test_study_rejects_a_choice_of_on_policy_answers(load: Callable[..., Recipe]) -> None:
     with pytest.raises(UserError, match=r"sampling.candidates: 4, but method 'r1-on-policy' learns from what the stud"):
         load("method.name=r1-on-policy", "sampling={candidates: 4, temperature: 1}")
 
 
-def test_study_refuses_a_batch_smaller_than_one_example(make_recipe: Callable[..., Recipe]) -> None:
+def test_study_rejects_a_batch_smaller_than_one_example(make_recipe: Callable[..., Recipe]) -> None:
     with pytest.raises(UserError, match=r"training.global_batch_rows: 3 rows cannot hold one example, which needs 4"):
         make_recipe(training={"global_batch_rows": 3})
     # R2 has no row at the advantageous slot.

@@ -115,7 +115,7 @@ def test_template_can_be_swept_with_a_built_in_prompt(load: Callable[..., Recipe
         ("{documents} {question}", "data.template: expected a section with fields, got '{documents} {question}'"),
     ],
 )
-def test_template_with_other_fields_is_refused(load: Callable[..., Recipe], template: Any, message: str) -> None:
+def test_template_with_other_fields_is_rejected(load: Callable[..., Recipe], template: Any, message: str) -> None:
     with pytest.raises(UserError) as caught:
         load(template)
     assert str(caught.value).partition("small.yaml: ")[2].startswith(message)

@@ -38,7 +38,7 @@ CHAIN = "b0: &b0 {x: 1}\n" + "".join(f"b{index}: &b{index} {{x: *b{index - 1}}}\
     ],
     ids=lambda text: text[:30],
 )
-def test_read_documents_refuses_in_one_line_at_once(tmp_path: Path, text: str, message: str) -> None:
+def test_read_documents_rejects_with_one_line_at_once(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(text)
     start = time.monotonic()
@@ -51,7 +51,7 @@ def test_read_documents_refuses_in_one_line_at_once(tmp_path: Path, text: str, m
     assert len(str(caught.value)) < 300 + len(str(path))
 
 
-def test_read_documents_refuses_what_is_no_text(tmp_path: Path) -> None:
+def test_read_documents_rejects_what_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_bytes(b"name: \xff\xfe")
     with pytest.raises(UserError, match=r"a.yaml: not valid YAML: not UTF-8 text"):
         read_documents(tmp_path / "a.yaml")
@@ -73,13 +73,13 @@ def test_read_document_accepts_aliases_merges_and_quoted_keys(tmp_path: Path, te
     assert read_document(tmp_path / "a.yaml") == value
 
 
-def test_read_document_refuses_several(tmp_path: Path) -> None:
+def test_read_document_rejects_several(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("a: 1\n---\nb: 2\n")
     with pytest.raises(UserError, match="expected one document, got 2; remove the lines with ---"):
         read_document(tmp_path / "a.yaml")
 
 
-def test_parse_value_refuses_several_documents() -> None:
+def test_parse_value_rejects_several_documents() -> None:
     with pytest.raises(ValueError, match="expected one value, got several documents"):
         parse_value("1\n---\n2")
 
@@ -91,7 +91,7 @@ def test_parse_value_refuses_several_documents() -> None:
         ({"sweep": None}, "sweep.data.seed=[1]", "sweep.data.seed: 'sweep' is null and has no fields"),
     ],
 )
-def test_apply_override_refuses_odd_keys_and_sections(raw: dict[str, Any], override: str, message: str) -> None:
+def test_apply_override_rejects_odd_keys_and_sections(raw: dict[str, Any], override: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         apply_override(raw, override)
     assert message in str(caught.value)

@@ -83,7 +83,7 @@ def test_adaptive_weights_of_a_solved_batch_are_uniform(excess: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["r1", "r2"])
-def test_row_coefficients_refuse_a_loss_that_is_not_finite(name: str) -> None:
+def test_row_coefficients_reject_a_loss_that_is_not_finite(name: str) -> None:
     weights = "adaptive" if name == "r2" else "paper"
     with pytest.raises(ValueError, match=r"must be finite.*rows \[1\]"):
         coefficients(torch.tensor([0.1, math.nan]), torch.tensor([4, 6]), name=name, weights=weights)

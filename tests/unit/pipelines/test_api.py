@@ -335,7 +335,7 @@ def test_evaluate_takes_a_mapping_and_changes_nothing_in_it(make_recipe: Callabl
     assert repr(raw) == before
 
 
-def test_functions_refuse_what_does_not_fit(make_recipe: Callable[..., Recipe], recipe_file: str) -> None:
+def test_functions_reject_what_does_not_fit(make_recipe: Callable[..., Recipe], recipe_file: str) -> None:
     with pytest.raises(UserError, match=r"^evaluate: expected either a recipe, or model and data$"):
         pos2distill.evaluate(recipe_file, model="m", data="d")
     with pytest.raises(UserError, match=r"^evaluate: expected either a recipe, or model and data$"):

@@ -119,7 +119,7 @@ def test_build_prompts_names_the_sample_of_each_example(make_recipe: Callable[..
     assert evaluated["sample_id"].null_count == len(evaluated)
 
 
-def test_build_prompts_refuses_a_long_prompt_in_evaluation(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
+def test_build_prompts_rejects_a_long_prompt_in_evaluation(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
     with pytest.raises(UserError, match=r"^example fox-\d+: prompt of \d+ tokens .+ exceed the model's context of 20"):
         make_batch(20, record_too_long=False)
 
@@ -139,7 +139,7 @@ def test_generate_records_failures_of_the_engine(make_batch: Callable[..., tuple
     assert [row["example_id"] for row in rows] == batch["example_id"].to_pylist()
 
 
-def test_require_responses_refuses_a_failure(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
+def test_require_responses_rejects_a_failure(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
     recipe, batch = make_batch(runtime={"fake": {"fail_every": 2}})
     rows = answer(recipe, batch)
     failed = [row["example_id"] for row in rows if row["outcome"] == "failed"]

@@ -206,7 +206,7 @@ def test_stored_state_names_corrupt_contents(tmp_path: Path, text: str) -> None:
         StoredState(tmp_path, SHAPES)
 
 
-def test_stored_state_refuses_another_format(tmp_path: Path) -> None:
+def test_stored_state_rejects_another_format(tmp_path: Path) -> None:
     make_state(tmp_path)
     edit(tmp_path, lambda content: content.update(format=2))
     with pytest.raises(UserError, match="training state of format 2, expected 1: another version of this program"):
@@ -220,7 +220,7 @@ def test_stored_state_refuses_another_format(tmp_path: Path) -> None:
         ({"extra": (2,)}, r"\(extra: no such parameter; this model: \[2\]\)"),
     ],
 )
-def test_stored_state_refuses_another_model(tmp_path: Path, change: dict[str, tuple[int, ...]], message: str) -> None:
+def test_stored_state_rejects_another_model(tmp_path: Path, change: dict[str, tuple[int, ...]], message: str) -> None:
     make_state(tmp_path)
     with pytest.raises(UserError, match=rf"{STATE_FILE}: the state of another model {message}"):
         StoredState(tmp_path, SHAPES | change)

@@ -36,7 +36,7 @@ def test_check_context_warns_of_more_positions_than_the_model_was_made_for(
     assert capsys.readouterr().err == warning
 
 
-def test_check_context_refuses_more_positions_than_vllm_accepts(model: Callable[..., ModelSection]) -> None:
+def test_check_context_rejects_more_positions_than_vllm_accepts(model: Callable[..., ModelSection]) -> None:
     longer = model("vllm")
     with pytest.raises(UserError) as caught:
         check_context(longer)

@@ -80,7 +80,7 @@ def test_help_of_cluster_shows_its_examples(capsys: pytest.CaptureFixture[str]) 
     assert "quickstart" not in shown
 
 
-def test_cluster_refuses_dry_run_with_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cluster_rejects_dry_run_with_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         command_line.main(["cluster", "submit", "kind", "quickstart", "--dry-run"])
     assert capsys.readouterr().err.endswith(
@@ -242,7 +242,7 @@ def test_dry_run_shows_the_stages_of_its_command(
     assert all(line.startswith("to run") for line in lines)
 
 
-def test_report_refuses_unfinished_results_by_dry_run_too(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_rejects_unfinished_results_by_dry_run_too(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     resolved = load_recipe(recipe)
     claim_storage(resolved.storage, resolved.name)
     for options in ([], ["--dry-run"]):
@@ -332,7 +332,7 @@ def test_summarize_manifest_shows_the_choice_or_the_counts() -> None:
     assert summarize_manifest(Manifest("f", {"rows": 9, "train_unused": 2}, {}, {})) == "rows 9, train unused 2"
 
 
-def test_study_refuses_a_folder_that_holds_other_files(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_study_rejects_a_folder_that_holds_other_files(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     storage = Path(load_recipe(recipe).storage)
     storage.mkdir()
     (storage / "notes.txt").write_text("mine")
@@ -384,7 +384,7 @@ def test_report_without_results_makes_no_folder(
         ["study", "quickstart", "--fail-if-gap-above", "5"],
     ],
 )
-def test_main_refuses_wrong_words_in_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_rejects_wrong_words_with_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         command_line.main(arguments)
     (line,) = capsys.readouterr().err.splitlines()
@@ -429,7 +429,7 @@ def test_main_names_the_nearest_right_word(words: str, hint: str, capsys: pytest
     assert hint in capsys.readouterr().err
 
 
-def test_dry_run_refuses_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_rejects_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line.main(["study", "quickstart", "--dry-run", "--json"]) == 2
     assert capsys.readouterr().err.startswith("error: --json: --dry-run shows the settings as YAML")
 
