@@ -34,7 +34,7 @@ row of 1,640 tokens (torch 2.13, forward and backward). On a GPU only calls with
 _Kernel = Callable[..., tuple[Tensor, Any]]
 
 
-def leave_out_cudnn() -> None:
+def disable_cudnn_attention() -> None:
     """From now on, let torch compute `scaled_dot_product_attention` by any of its kernels but cuDNN's.
 
     cuDNN's builds a plan for every new shape, which takes up to half a second, forward and backward each, and here

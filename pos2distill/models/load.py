@@ -23,7 +23,7 @@ from transformers import (
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
 from pos2distill.faults import error_file, error_text, find_refusal, fix_hint
-from pos2distill.models.attention import PACKED, leave_out_cudnn, register_kernels
+from pos2distill.models.attention import PACKED, disable_cudnn_attention, register_kernels
 from pos2distill.models.files import local_folder
 from pos2distill.models.rope.layer_scales import resolve_scales, scale_layers
 from pos2distill.models.trainable import (
@@ -142,7 +142,7 @@ def load_model(
     if not list(Path(folder).glob("*.safetensors")):
         raise UserError(f"{model.path}: holds no weights in safetensors format")
     attention = resolve_attention(model.attention, compute_dtype or weights, torch.device(device))
-    leave_out_cudnn()
+    disable_cudnn_attention()
     implementation = attention
     if packed:
         require_trainable_family(load_config(model), model.path)
@@ -161,8 +161,8 @@ def load_model(
     loaded, loading = result
     _require_complete(loading["missing_keys"], model.path)
     if packed:
-        reject_unpackable(loaded, context=context_length(model), shown=model.path)
-        reject_attention(loaded, attention, shown=model.path)
+        reject_unpackable(loaded, context=context_length(model), model_name=model.path)
+        reject_attention(loaded, attention, model_name=model.path)
     scales = resolve_scales(model.rope_scales, loaded.config, model.path)
     if scales:
         scale_layers(loaded, scales, model.path)

@@ -39,66 +39,69 @@ class StoredTensor:
     end: int
 
 
-def read_headers(fs: AbstractFileSystem, root: str, shown: str) -> dict[str, StoredTensor]:
+def read_headers(fs: AbstractFileSystem, root: str, model_name: str) -> dict[str, StoredTensor]:
     """All tensors of a model, by name."""
     tensors: dict[str, StoredTensor] = {}
-    for file in _weight_files(fs, root, shown):
-        for tensor in _read_header(fs, f"{root}/{file}", f"{shown}/{file}"):
+    for file in _weight_files(fs, root, model_name):
+        for tensor in _read_header(fs, f"{root}/{file}", f"{model_name}/{file}"):
             tensors[tensor.name] = tensor
     return tensors
 
 
-def _weight_files(fs: AbstractFileSystem, root: str, shown: str) -> list[str]:
+def _weight_files(fs: AbstractFileSystem, root: str, model_name: str) -> list[str]:
     """The files that transformers loads: model.safetensors, else those that the index names."""
     single, index = "model.safetensors", "model.safetensors.index.json"
     has_index = fs.exists(f"{root}/{index}")
     if fs.exists(f"{root}/{single}"):
         # Then transformers 5.19 reads the single file, and vLLM 0.32 those that the index names.
-        if has_index and _indexed_files(fs, root, shown) != [single]:
+        if has_index and _indexed_files(fs, root, model_name) != [single]:
             raise UserError(
-                f"{shown}: holds {single} and {index}, which names other files, so it may hold two models; remove one "
-                f"of the two"
+                f"{model_name}: holds {single} and {index}, which names other files, so it may hold two models; remove "
+                f"one of the two"
             )
         return [single]
     if not has_index:
         if not fs.exists(root):
-            raise UserError(f"{shown}: no such model folder (model.path)")
+            raise UserError(f"{model_name}: no such model folder (model.path)")
         if list_matching(fs, root, "*.safetensors"):
-            raise UserError(f"{shown}: expected {single} or {index}, found neither; copy the missing file too")
+            raise UserError(f"{model_name}: expected {single} or {index}, found neither; copy the missing file too")
         raise UserError(
-            f"{shown}: holds no weights in safetensors format; a model in another format is converted by loading it "
-            f"in transformers and save_pretrained"
+            f"{model_name}: holds no weights in safetensors format; a model in another format is converted by loading "
+            f"it in transformers and save_pretrained"
         )
-    files = _indexed_files(fs, root, shown)
+    files = _indexed_files(fs, root, model_name)
     for file in files:
         if not fs.exists(f"{root}/{file}"):
-            raise UserError(f"{shown}/{index}: names {file}, which is not in the folder; copy or download it again")
+            raise UserError(
+                f"{model_name}/{index}: names {file}, which is not in the folder; copy or download it again"
+            )
     return files
 
 
-def _indexed_files(fs: AbstractFileSystem, root: str, shown: str) -> list[str]:
+def _indexed_files(fs: AbstractFileSystem, root: str, model_name: str) -> list[str]:
     """The files that the index of the weights names."""
     index = "model.safetensors.index.json"
     try:
         return sorted(set(json.loads(fs.cat_file(f"{root}/{index}"))["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{shown}/{index}: expected JSON with a weight_map of tensors to files") from None
+        raise UserError(f"{model_name}/{index}: expected JSON with a weight_map of tensors to files") from None
 
 
-def _read_header(fs: AbstractFileSystem, path: str, shown: str) -> list[StoredTensor]:
+def _read_header(fs: AbstractFileSystem, path: str, file_name: str) -> list[StoredTensor]:
     """The tensors of a safetensors file: 8 bytes with the length of a JSON header, the header, the values."""
     size = fs.size(path)
     start = fs.cat_file(path, start=0, end=min(size, 1024))
     # A clone made without git-lfs has small text files in place of the weights.
     if start.startswith(b"version ") and b"git-lfs" in start:
         raise UserError(
-            f"{shown}: is a git-lfs pointer of {size} bytes, not the weights; run `git lfs pull` in the model folder"
+            f"{file_name}: is a git-lfs pointer of {size} bytes, not the weights; "
+            f"run `git lfs pull` in the model folder"
         )
     length = int.from_bytes(start[:8], "little")
     # A plausible length that exceeds the file: the file was cut off inside its header.
     if 8 <= size < 8 + length <= _MAX_HEADER_BYTES:
-        raise UserError(_truncated(shown, 8 + length, size, "at least "))
-    not_safetensors = UserError(f"{shown}: is not a safetensors file of {size} bytes; copy or download it again")
+        raise UserError(_truncated(file_name, 8 + length, size, "at least "))
+    not_safetensors = UserError(f"{file_name}: is not a safetensors file of {size} bytes; copy or download it again")
     if length > _MAX_HEADER_BYTES:
         raise not_safetensors
     try:
@@ -108,7 +111,7 @@ def _read_header(fs: AbstractFileSystem, path: str, shown: str) -> list[StoredTe
         raise not_safetensors from None
     expected = max((tensor.end for tensor in tensors), default=8 + length)
     if expected != size:
-        raise UserError(_truncated(shown, expected, size))
+        raise UserError(_truncated(file_name, expected, size))
     return tensors
 
 
@@ -126,5 +129,5 @@ def _parse_header(header: Any, file: str, values_start: int) -> list[StoredTenso
     return tensors
 
 
-def _truncated(shown: str, expected: int, size: int, bound: str = "") -> str:
-    return f"{shown}: its header describes {bound}{expected} bytes, the file has {size}; copy or download it again"
+def _truncated(file_name: str, expected: int, size: int, bound: str = "") -> str:
+    return f"{file_name}: its header describes {bound}{expected} bytes, the file has {size}; copy or download it again"

@@ -28,7 +28,7 @@ _PROMPT_COLUMNS = (
 )
 
 
-class Generate:
+class GenerationOperator:
     """Generates and processes responses to prompts. Holds one engine; calls may overlap.
 
     Args:

@@ -42,7 +42,7 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> TrainingOutcome:
         UserError: if training cannot continue.
     """
     study, trainers = job.study, job.runtime.trainers
-    scratch = empty_scratch(job, session)
+    scratch = clear_scratch_folder(job, session)
     examples = job.examples.read_table(job.examples_file, ["example_id"], schema=EXAMPLE_SCHEMA)
     ids = sample_id_array(examples["example_id"].combine_chunks(), study.method.responses_per_example)
     with explain_memory_of_model(study, trainers):
@@ -79,8 +79,8 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> TrainingOutcome:
     return TrainingOutcome(finished, progress.step, warnings)
 
 
-def empty_scratch(job: TrainingJob, session: WorkerSession) -> Path:
-    """The folder of this run on this node, without what workers that died here left in it.
+def clear_scratch_folder(job: TrainingJob, session: WorkerSession) -> Path:
+    """Remove what workers that died on this node left in the folder of this run, and return the folder.
 
     A training state has 12 bytes per parameter, so that two of them may not fit on the disk. To be called before the
     first collective: until it, no worker of this node writes to the folder.

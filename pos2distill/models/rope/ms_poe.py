@@ -108,11 +108,11 @@ def _scales_by_rank(count: int, settings: MsPoeSection) -> Tensor:
     return settings.smallest + step * torch.arange(count)
 
 
-def apply_ms_poe(lm: PreTrainedModel, settings: MsPoeSection, shown: str) -> MsPoe:
+def apply_ms_poe(lm: PreTrainedModel, settings: MsPoeSection, model_name: str) -> MsPoe:
     """Change the attention of a loaded model. Its other uses, such as training, are undefined afterwards.
 
     Args:
-        shown: the model's name in messages.
+        model_name: the model's name in messages.
     Raises:
         UserError: if the heads of this model cannot be rotated further.
     """
@@ -126,7 +126,7 @@ def apply_ms_poe(lm: PreTrainedModel, settings: MsPoeSection, shown: str) -> MsP
     )
     if rotary is None or not has_plain_rope or not lm._supports_attention_backend:
         raise UserError(
-            f"{shown}: Ms-PoE needs plain RoPE ({', '.join(_ROPE_TYPES)}), the same in all layers, which "
+            f"{model_name}: Ms-PoE needs plain RoPE ({', '.join(_ROPE_TYPES)}), the same in all layers, which "
             f"{type(lm).__name__} does not have (here {', '.join(rope_types(lm.config))})"
         )
     implementation = lm.config._attn_implementation

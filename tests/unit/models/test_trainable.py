@@ -84,7 +84,7 @@ def test_reject_unpackable_names_layers_that_would_mix_packed_rows() -> None:
     config = SimpleNamespace(layer_types=["full_attention", "conv"])
     lm: Any = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: config))
     with pytest.raises(UserError, match=r"^mine: its layers of type 'conv' would mix packed rows$"):
-        reject_unpackable(lm, context=100, shown="mine")
+        reject_unpackable(lm, context=100, model_name="mine")
 
 
 @pytest.mark.parametrize(

@@ -99,11 +99,11 @@ def run(source: Source, trainers: TrainersSection) -> Result:
     return result
 
 
-def run_ranks(source: Source, trainers: TrainersSection, world: int) -> list[Result]:
+def run_ranks(source: Source, trainers: TrainersSection, world_size: int) -> list[Result]:
     """The loop on every rank at once; each holds the whole model and its own part of the gradient."""
     # One after another, since transformers does not load models safely in several threads.
-    results = [prepare(source, trainers) for _ in range(world)]
-    run_threads(lambda dist: work(results[dist.rank], source, trainers, dist), world)
+    results = [prepare(source, trainers) for _ in range(world_size)]
+    run_threads(lambda dist: work(results[dist.rank], source, trainers, dist), world_size)
     return results
 
 
@@ -202,14 +202,14 @@ def test_prepare_for_training_turns_dropout_off(make: Callable[..., Source], tmp
     assert json.loads((tmp_path / "saved" / "config.json").read_text())["attention_dropout"] == 0.5
 
 
-@pytest.mark.parametrize(("global_batch_rows", "world"), [(32, 2), (16, 3), (20, 3)])
+@pytest.mark.parametrize(("global_batch_rows", "world_size"), [(32, 2), (16, 3), (20, 3)])
 def test_trainer_loss_and_gradient_do_not_depend_on_ranks(
-    make: Callable[..., Source], global_batch_rows: int, world: int
+    make: Callable[..., Source], global_batch_rows: int, world_size: int
 ) -> None:
-    """16 and 20 rows leave the last of 3 ranks with filler, which counts for nothing."""
+    """16 and 20 rows leave the last of 3 ranks with padding, which counts for nothing."""
     source = make(training={"global_batch_rows": global_batch_rows})
     whole = run(source, trainers(32))
-    parts = run_ranks(source, trainers(4), world)
+    parts = run_ranks(source, trainers(4), world_size)
     for part in parts:
         assert_same_step(whole.records[0], part.records[0])
     assert_same_gradient(whole.gradient, torch.stack([part.gradient for part in parts]).sum(0))
@@ -237,7 +237,7 @@ METHODS: list[dict[str, Any]] = [
 def test_trainer_loss_and_gradient_of_every_method_do_not_depend_on_the_cut(
     make: Callable[..., Source], method: dict[str, Any]
 ) -> None:
-    """Ranks and micro-batches at once, with filler: of 12 rows 3 would be anchor rows, which are not built."""
+    """Ranks and micro-batches at once, with padding: of 12 rows 3 would be anchor rows, which are not built."""
     source = make(training={"global_batch_rows": 12}, method=method)
     whole = run(source, trainers(32))
     parts = run_ranks(source, trainers(3), 2)

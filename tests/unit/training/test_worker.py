@@ -9,10 +9,10 @@ from pos2distill.config import ModelSection
 from pos2distill.store.artifacts import Artifact
 from pos2distill.training import worker
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.worker import empty_scratch
+from pos2distill.training.worker import clear_scratch_folder
 
 
-def test_empty_scratch_removes_what_dead_workers_left_and_only_of_this_run(
+def test_clear_scratch_folder_removes_what_dead_workers_left_and_only_of_this_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -20,13 +20,13 @@ def test_empty_scratch_removes_what_dead_workers_left_and_only_of_this_run(
     other: Any = SimpleNamespace(checkpoint=SimpleNamespace(url="s3://b/other"))
     first: Any = SimpleNamespace(local_rank=0)
     second: Any = SimpleNamespace(local_rank=1)
-    kept = empty_scratch(other, first)
+    kept = clear_scratch_folder(other, first)
     (kept / "rank-0").mkdir()
-    scratch = empty_scratch(mine, first)
+    scratch = clear_scratch_folder(mine, first)
     (scratch / "rank-5" / "40-x").mkdir(parents=True)  # of a rank that now runs on another node
-    assert empty_scratch(mine, second) == scratch
+    assert clear_scratch_folder(mine, second) == scratch
     assert (scratch / "rank-5").exists()  # one worker of a node removes it
-    assert not list(empty_scratch(mine, first).iterdir())
+    assert not list(clear_scratch_folder(mine, first).iterdir())
     assert (kept / "rank-0").exists()
 
 
