@@ -54,8 +54,8 @@ class RateEstimator:
         self.count = done
         self.first_result: tuple[int, float] | None = None
         self.last_change = 0.0
-        self.last_sign = -math.inf  # of progress that does not count
-        self.changes = 0  # after the first result
+        self.last_sign = -math.inf  # time of the last progress that is not counted
+        self.changes = 0  # number of changes after the first result
 
     def update(self, count: int, now: float, idle_seconds: float = math.inf) -> None:
         """So much is finished at this time, in seconds. idle_seconds: as in `Figures`."""

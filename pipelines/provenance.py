@@ -25,7 +25,7 @@ from pos2distill.urls import storage_errors
 from .artifact_names import SAMPLES
 
 _FILE = "provenance.json"
-UNFINISHED_FILE = "provenance-unfinished.json"  # of samples that are not published, which can be looked at all the same
+UNFINISHED_FILE = "provenance-unfinished.json"  # for samples that are not published yet, so that they can be inspected
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ class ExitCode(enum.IntEnum):
 
     @classmethod
     def of_interrupt(cls, interrupt: BaseException) -> "ExitCode":
-        """That of a command which a signal ended: `Stopped` and `Terminated` know it, a KeyboardInterrupt is Ctrl-C."""
+        """The exit code after a signal: `Stopped` and `Terminated` contain it, a KeyboardInterrupt is Ctrl-C."""
         return cls(interrupt.exit_code) if isinstance(interrupt, Stopped | Terminated) else cls.INTERRUPTED
 
 
@@ -46,7 +46,7 @@ def warn(text: str) -> None:
 
 @functools.cache
 def warn_once(text: str) -> None:
-    """As `warn`, once in a process: the studies of a sweep share most settings."""
+    """Print a warning once per process: the studies of a sweep share most settings."""
     warn(text)
 
 

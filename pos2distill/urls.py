@@ -113,7 +113,7 @@ def _address(url: str) -> str | None:
     if protocol in ("s3", "s3a") and own:
         try:
             address = urllib.parse.urlsplit(own)
-            _ = address.port  # of a wrong one it raises
+            _ = address.port  # raises ValueError for an invalid port
         except ValueError:
             address = urllib.parse.urlsplit("")
         if address.scheme not in ("http", "https") or not address.hostname:
@@ -122,7 +122,7 @@ def _address(url: str) -> str | None:
     return None
 
 
-@functools.lru_cache(maxsize=64)  # of failures nothing is kept: they raise
+@functools.lru_cache(maxsize=64)  # caches successes only: a failure raises
 def _require_answer(address: str) -> None:
     """Any answer will do, also a refusal: what it says is for the storage's package.
 

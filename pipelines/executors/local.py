@@ -174,7 +174,7 @@ class _OperatorChain:
     def _apply_in_batches(
         self, operator: ActorOperator, function: Callable[[pa.Table], Any], block: pa.Table
     ) -> pa.Table:
-        """In batches as on Ray: results of a model may depend, in their last digits, on how rows are batched."""
+        """Apply an operator in the same batches as Ray, since the last digits of a model's results depend on them."""
         parts = []
         began = time.monotonic()
         if self.reporter is not None:

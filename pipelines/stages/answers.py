@@ -95,7 +95,7 @@ def predict(stage: Stage, study: Study, context: RunContext, file: str, count: i
 
 
 def _read_answers(parts: TableParts, refused_parts: TableParts, count: int, prompts_per_example: int) -> Answers:
-    """All that is stored of `count` examples.
+    """Read all answers and refusals that are stored of `count` examples.
 
     Raises:
         TransientError: if that is not all.

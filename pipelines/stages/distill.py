@@ -183,7 +183,7 @@ def _read(reporter: Reporter) -> RunProgress:
     """The latest figures; zeros if the reporter is gone with its cluster."""
     try:
         return reporter.read()
-    except Exception:  # of Ray, or of the transport below it; the error that ended the run is shown
+    except Exception:  # from Ray or its transport; the error that ended the run is shown
         return RunProgress()
 
 

@@ -47,8 +47,8 @@ MAX_VALUE_BYTES = 2 << 30
 MAX_VALUE_BYTES_OF_URL = 256 << 20
 
 _READ_BYTES = 64 << 20  # held in memory at a time
-_BLOCK_BYTES = 4 << 20  # of one read
-_MIN_SAMPLE_BYTES = 64 << 10  # of one tensor
+_BLOCK_BYTES = 4 << 20  # size of one read
+_MIN_SAMPLE_BYTES = 64 << 10  # minimum for one tensor
 
 # IEEE 754: the bits of positive infinity. With the sign bit cleared, larger bits are NaN and smaller ones finite.
 _INFINITY: dict[str, tuple[type[np.unsignedinteger[Any]], int]] = {

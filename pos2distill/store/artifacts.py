@@ -24,7 +24,7 @@ from pos2distill.store.files import ROW_GROUP_SIZE, is_corrupt, read_table, writ
 from pos2distill.urls import open_url, storage_errors
 
 _MANIFEST = "manifest.json"
-_SECONDS_FILE = "seconds.json"  # of runs that were stopped before the artifact was finished
+_SECONDS_FILE = "seconds.json"  # the seconds of runs that were stopped before they finished the artifact
 _SECONDS = pydantic.TypeAdapter(dict[str, float])
 
 

@@ -134,7 +134,7 @@ def _parse_key_value(record: dict[str, Any], location: str) -> Example:
 def _parse_generic(record: dict[str, Any], location: str) -> Example:
     documents: list[Document] = []
     gold_indices: list[int] = []
-    hops: list[int | None] = []  # of the gold documents, counted from 1 as in the file
+    hops: list[int | None] = []  # hops of the gold documents, counted from 1 as in the file
     scores: list[float | None] = []
     for at, given in _objects(record, "documents", location):
         title = _field(given, "title", str, at) if "title" in given else ""

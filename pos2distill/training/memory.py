@@ -89,6 +89,6 @@ def _larger(study: Study, trainers: TrainersSection) -> list[str]:
 
 
 def _join(remedies: Sequence[str]) -> str:
-    """As a sentence: a, b or c."""
+    """Join the remedies in a sentence: a, b or c."""
     *others, last = remedies
     return f"{', '.join(others)} or {last}" if others else last

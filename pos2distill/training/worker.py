@@ -139,7 +139,7 @@ def _artifact_folder(artifact: Artifact, name: str, session: WorkerSession, scra
     parent = Path(artifact.path) if artifact.is_local else scratch
     folder = parent / name
     if write:
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed while it saved
+        shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed while it saved
     yield folder
     if write and not artifact.is_local:
         retry_while_unreachable(lambda: artifact.upload(folder, name), session.warn)

@@ -259,7 +259,7 @@ def test_run_evaluate_resumes_after_every_part(
     assert not list(tmp_path.glob("*/*/seconds.json"))
 
 
-POLLS = 12  # of one step: in each of three passes, after each of four micro-batches
+POLLS = 12  # per step: three passes with four micro-batches each
 
 
 @pytest.mark.parametrize("poll", range(POLLS + 1, 2 * POLLS + 1))

@@ -125,7 +125,7 @@ class RaySession:
         self.is_local = job.checkpoint.is_local
         # Rounded up, so that one poll of all workers together can fill a global batch.
         self.rows_per_poll = math.ceil(job.study.samples_per_batch / world_size)
-        self.stop_result: Any = None  # of a call that is under way
+        self.stop_result: Any = None  # the pending call of `call_stop_requested`, if any
 
     def open_stream(self) -> "ShardReader":
         """See `WorkerSession.open_stream`."""

@@ -81,7 +81,7 @@ def test_distill_ends_with_an_error_if_the_lease_is_lost(
     closed: list[StepLog] = []
 
     def lose_lease(*_: object) -> None:
-        mark.write_text("{}")  # of another driver
+        mark.write_text("{}")  # the mark of another driver
         assert reported.wait(120)
 
     def report(reporter: ProgressReporter, error: TransientError) -> None:

@@ -73,7 +73,7 @@ def changed(before: Recipe, after: Recipe) -> set[str]:
         ({"data": {"prompt": "qa"}}, {BASE, SAMPLE, DISTILL, DISTILLED}),
         ({"data": {"prompt": "template", "template": OWN_PROMPT}}, {BASE, SAMPLE, DISTILL, DISTILLED}),
         ({"evaluation": {"other_documents": [6]}}, {PREPARE, BASE, DISTILLED}),
-        ({"evaluation": {"bootstrap_samples": 300}}, set()),  # of the report only
+        ({"evaluation": {"bootstrap_samples": 300}}, set()),  # a setting of the report only
         ({"method": {"name": "kl"}}, {DISTILL, DISTILLED}),
         ({"method": {"name": "seqkd"}}, {SAMPLE, DISTILL, DISTILLED}),  # its samples need no teacher states
         ({"data": {"metric": "em"}}, {BASE, SAMPLE, DISTILL, DISTILLED}),
@@ -123,7 +123,7 @@ def test_make_plan_settings_of_the_method_in_use_change_what_it_changes(
             }
         },
         {"evaluation": {"other_documents": []}},
-        {"inference": {"bases": [1, 2]}},  # of a method that is not used
+        {"inference": {"bases": [1, 2]}},  # a setting of a method that is not used
         {"method": {"view_weight": 2}},
         {"model": {"chat_template_kwargs": {}}},
     ],

@@ -146,7 +146,7 @@ def test_an_error_of_a_worker_keeps_its_kind(kind: type[UserError], monkeypatch:
 def test_states_that_are_not_listed_are_removed(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
     artifact = make_plan(make_recipe(runtime={"storage": str(tmp_path / ODD_NAME)})).distill.artifact
     folder = Path(artifact.path) / "training"
-    remove_unlisted_states(artifact)  # of a new run there is nothing
+    remove_unlisted_states(artifact)  # a new run has no states
     for name in ("checkpoint_1", "checkpoint_2", "checkpoint_3"):
         (folder / name).mkdir(parents=True)
         (folder / name / "state").write_text("state")

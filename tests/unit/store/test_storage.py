@@ -21,7 +21,7 @@ def test_claim_storage_rejects_another_recipe(storage: str) -> None:
 def test_release_storage_frees_a_folder_without_artifacts_only(storage: str) -> None:
     fs, path = fsspec.url_to_fs(storage)
     claim_storage(storage, "mine")
-    fs.pipe_file(f"{path}/driver.json", b"{}")  # of the driver that releases the storage
+    fs.pipe_file(f"{path}/driver.json", b"{}")  # the lease of the driver that releases the storage
     release_storage(storage)
     claim_storage(storage, "yours")
     artifact = Artifact(storage, "samples", "aaaa")

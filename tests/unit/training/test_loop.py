@@ -161,7 +161,7 @@ def test_trainer_computes_a_prefix_shared_by_rows_of_an_example_once(make: Calla
     rows = [source.build.row(key) for key in source.row_keys()]
     lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
     shared = 0
-    for at in range(0, len(rows), 4):  # of an example: the anchor row, and its gold document at each further slot
+    for at in range(0, len(rows), 4):  # rows of one example: the anchor row, then each further slot
         prompts = [row.prompt_ids.tolist() for row in rows[at : at + 4]]
         branches = [
             max(_common(prompt, other) for other in prompts[:index]) for index, prompt in enumerate(prompts) if index
@@ -332,7 +332,7 @@ def test_step_records_report_each_step(make: Callable[..., Source]) -> None:
     source = make(training={"epochs": 2, "global_batch_rows": 20}, method={"anchor_weight": 0.0})
     records = run(source, trainers(8)).records
     assert [(record.step, record.epoch, record.rows) for record in records] == [
-        (0, 0, 15),  # of 20 rows 5 would be anchor rows, which are not built
+        (0, 0, 15),  # 5 of the 20 rows would be anchor rows, which are not built
         (1, 0, 9),
         (2, 1, 15),
         (3, 1, 9),

@@ -44,9 +44,9 @@ def test_samples_per_batch_counts_whole_examples(
 def test_samples_per_batch_on_policy_are_one_for_each_row(make_recipe: Callable[..., Recipe]) -> None:
     method = {"name": "r1-on-policy", "k": 3}
     study = make_recipe(training={"global_batch_rows": 11}, method=method).study
-    assert study.samples_per_batch == 8  # of two examples, as `r1` has
+    assert study.samples_per_batch == 8  # two examples, as in `r1`
     study = make_recipe(training={"global_batch_rows": 11}, method={**method, "anchor_weight": 0}).study
-    assert study.samples_per_batch == 6  # of as many examples
+    assert study.samples_per_batch == 6  # also two examples
 
 
 def test_row_builder_keys_on_policy_are_the_slots_that_were_answered_at(make: Make) -> None:

@@ -23,7 +23,7 @@ def test_clear_scratch_folder_removes_what_dead_workers_left_and_only_of_this_ru
     kept = clear_scratch_folder(other, first)
     (kept / "rank-0").mkdir()
     scratch = clear_scratch_folder(mine, first)
-    (scratch / "rank-5" / "40-x").mkdir(parents=True)  # of a rank that now runs on another node
+    (scratch / "rank-5" / "40-x").mkdir(parents=True)  # left by a rank that now runs on another node
     assert clear_scratch_folder(mine, second) == scratch
     assert (scratch / "rank-5").exists()  # one worker of a node removes it
     assert not list(clear_scratch_folder(mine, first).iterdir())
@@ -67,7 +67,7 @@ def save_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         study = SimpleNamespace(model=BASE, training=SimpleNamespace(lora=lora, learning_rate=3e-6))
         artifact = Artifact(storage, "checkpoint", "f")
         killed = Path(artifact.path if artifact.is_local else scratch)
-        for folder in ("model", "adapter"):  # of a run that was killed while it saved
+        for folder in ("model", "adapter"):  # left by a run that was killed while it saved
             (killed / folder).mkdir(parents=True)
             (killed / folder / "old").write_text("")
         strategy: Any = FakeStrategy(rounding)

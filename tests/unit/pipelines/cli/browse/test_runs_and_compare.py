@@ -198,7 +198,7 @@ def test_reports_and_artifacts_of_earlier_versions(recipe: Recipe, command: Comm
     storage = shutil.copytree(recipe.storage, tmp_path / "old")
     for path in storage.glob("*/provenance.json"):
         path.unlink()
-    for folder in storage.glob("report-*"):  # of the test before
+    for folder in storage.glob("report-*"):  # reports of the previous test
         shutil.rmtree(folder)
     (storage / "report" / "summary.json").write_text('{"name": "old", "base": {}}')
     assert command("runs", str(storage)) == [f"{storage}/report  old: of an earlier version"]
