@@ -20,7 +20,7 @@ from pos2distill.losses.objectives import ANCHOR, PADDING, row_coefficients
 from pos2distill.training.batches import Batch
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.loader import BatchLoader
-from pos2distill.training.memory import explain_memory_of_step
+from pos2distill.training.memory import translate_step_oom_error
 from pos2distill.training.micro_batches import BatchPreparer, MicroBatch, PreparedBatch
 from pos2distill.training.progress import TrainingProgress
 from pos2distill.training.rows import RowBuilder
@@ -165,7 +165,7 @@ class Trainer:
         try:
             for prepared in batches:
                 if prepared.micro_batches:
-                    with explain_memory_of_step(self.study, self.trainers, prepared.micro_batches, is_first=is_first):
+                    with translate_step_oom_error(self.study, self.trainers, prepared.micro_batches, is_first=is_first):
                         record = self._step(prepared, progress.step, handle_requests)
                     is_first = False
                     for listener in listeners:

@@ -22,7 +22,7 @@ from pos2distill.training.checkpointer import Checkpointer
 from pos2distill.training.job import TrainingJob, TrainingOutcome
 from pos2distill.training.loader import BatchLoader
 from pos2distill.training.loop import Trainer
-from pos2distill.training.memory import explain_memory_of_model
+from pos2distill.training.memory import translate_model_oom_error
 from pos2distill.training.progress import TrainingProgress
 from pos2distill.training.rows import RowBuilder
 from pos2distill.training.session import WorkerSession
@@ -45,7 +45,7 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> TrainingOutcome:
     scratch = clear_scratch_folder(job, session)
     examples = job.examples.read_table(job.examples_file, ["example_id"], schema=EXAMPLE_SCHEMA)
     ids = sample_id_array(examples["example_id"].combine_chunks(), study.method.responses_per_example)
-    with explain_memory_of_model(study, trainers):
+    with translate_model_oom_error(study, trainers):
         strategy = build_strategy(study, trainers, session.device, job.student_start)
         teacher = build_teacher(study, strategy.base_states, session.device)
         progress = _resume(job, session, strategy, len(ids), scratch)
