@@ -91,6 +91,11 @@ def one_line(message: str) -> str:
     return printable if len(printable) <= MESSAGE_LENGTH else f"{printable[:MESSAGE_LENGTH]}…"
 
 
+def collapse_whitespace(value: object, max_length: int | None = None) -> str:
+    """The text of an error, or other text, on one line: each run of whitespace and line breaks becomes one space."""
+    return " ".join(str(value).split())[:max_length]
+
+
 def no_such_folder(path: str, kind: str, *, otherwise: str = "") -> str:
     """A message on a missing folder: its whole path, and the folder beside it whose name is most similar.
 

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from pos2distill.config import ModelSection
-from pos2distill.errors import UserError, did_you_mean_one
+from pos2distill.errors import UserError, collapse_whitespace, did_you_mean_one
 from pos2distill.models.files import local_folder
 from pos2distill.models.load import load_config
 from pos2distill.tasks.thoughts import begun_thought
@@ -36,7 +36,7 @@ def check_template(tokenizer: PreTrainedTokenizerBase, model: ModelSection, *, h
     try:
         rendered = str(tokenizer.apply_chat_template(turns, tokenize=False, **kwargs))
     except Exception as error:  # a template is a program of the model's authors, and can raise anything
-        reason = " ".join(str(error).split())
+        reason = collapse_whitespace(error)
         raise UserError(
             f"{model_name}: its chat template cannot be used ({reason}); correct it or copy it again"
         ) from error
@@ -56,7 +56,7 @@ def _check_system(
     try:
         rendered = str(tokenizer.apply_chat_template(messages, tokenize=False, **kwargs))
     except Exception as error:  # as above
-        rendered, why = "", f" ({' '.join(str(error).split())})"
+        rendered, why = "", f" ({collapse_whitespace(error)})"
     if f"{_PROBE}-3" not in rendered:
         raise UserError(
             f"data.template.system: the chat template of {model_name} takes no system message{why}; write its text "

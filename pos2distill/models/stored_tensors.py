@@ -11,6 +11,9 @@ from fsspec import AbstractFileSystem
 from pos2distill.errors import UserError
 from pos2distill.literal_paths import list_matching
 
+SINGLE_FILE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
 # Types that safetensors 0.8 writes. The others are not floating-point types that a model is loaded from.
 DTYPES = {
     "F64": torch.float64,
@@ -50,21 +53,22 @@ def read_headers(fs: AbstractFileSystem, root: str, model_name: str) -> dict[str
 
 def _weight_files(fs: AbstractFileSystem, root: str, model_name: str) -> list[str]:
     """The files that transformers loads: model.safetensors, else those that the index names."""
-    single, index = "model.safetensors", "model.safetensors.index.json"
-    has_index = fs.exists(f"{root}/{index}")
-    if fs.exists(f"{root}/{single}"):
+    has_index = fs.exists(f"{root}/{INDEX}")
+    if fs.exists(f"{root}/{SINGLE_FILE}"):
         # Then transformers 5.19 reads the single file, and vLLM 0.32 those that the index names.
-        if has_index and _indexed_files(fs, root, model_name) != [single]:
+        if has_index and _indexed_files(fs, root, model_name) != [SINGLE_FILE]:
             raise UserError(
-                f"{model_name}: holds {single} and {index}, which names other files, so it may hold two models; remove "
-                f"one of the two"
+                f"{model_name}: holds {SINGLE_FILE} and {INDEX}, which names other files, so it may hold two models; "
+                f"remove one of the two"
             )
-        return [single]
+        return [SINGLE_FILE]
     if not has_index:
         if not fs.exists(root):
             raise UserError(f"{model_name}: no such model folder (model.path)")
         if list_matching(fs, root, "*.safetensors"):
-            raise UserError(f"{model_name}: expected {single} or {index}, found neither; copy the missing file too")
+            raise UserError(
+                f"{model_name}: expected {SINGLE_FILE} or {INDEX}, found neither; copy the missing file too"
+            )
         raise UserError(
             f"{model_name}: holds no weights in safetensors format; a model in another format is converted by loading "
             f"it in transformers and save_pretrained"
@@ -73,18 +77,30 @@ def _weight_files(fs: AbstractFileSystem, root: str, model_name: str) -> list[st
     for file in files:
         if not fs.exists(f"{root}/{file}"):
             raise UserError(
-                f"{model_name}/{index}: names {file}, which is not in the folder; copy or download it again"
+                f"{model_name}/{INDEX}: names {file}, which is not in the folder; copy or download it again"
             )
     return files
 
 
+def read_weight_map(fs: AbstractFileSystem, root: str, model_name: str) -> dict[str, str]:
+    """The file of each tensor, from the index of the weights.
+
+    Raises:
+        UserError: the index is not valid.
+    """
+    try:
+        weight_map = json.loads(fs.cat_file(f"{root}/{INDEX}"))["weight_map"]
+        files = weight_map.values()
+        if all(isinstance(file, str) for file in files):
+            return dict(weight_map)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise UserError(f"{model_name}/{INDEX}: expected JSON with a weight_map of tensors to files")
+
+
 def _indexed_files(fs: AbstractFileSystem, root: str, model_name: str) -> list[str]:
     """The files that the index of the weights names."""
-    index = "model.safetensors.index.json"
-    try:
-        return sorted(set(json.loads(fs.cat_file(f"{root}/{index}"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{model_name}/{index}: expected JSON with a weight_map of tensors to files") from None
+    return sorted(set(read_weight_map(fs, root, model_name).values()))
 
 
 def _read_header(fs: AbstractFileSystem, path: str, file_name: str) -> list[StoredTensor]:

@@ -17,6 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pos2distill.config.inference import MsPoeSection
 from pos2distill.errors import UserError
+from pos2distill.models.attention import eager_kernel
 from pos2distill.models.rope.layer_scales import rope_types
 
 _NAME = "pos2distill_ms_poe"
@@ -131,8 +132,8 @@ def apply_ms_poe(lm: PreTrainedModel, settings: MsPoeSection, model_name: str) -
         )
     implementation = lm.config._attn_implementation
     layers: list[Any] = [layer.self_attn for layer in decoder.layers]
-    eager = importlib.import_module(type(layers[0]).__module__).eager_attention_forward
-    state = MsPoe(rotary, ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager), settings)
+    kernel = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_kernel(layers[0]))
+    state = MsPoe(rotary, kernel, settings)
     AttentionInterface.register(_NAME, _attend)
     # Masks have the form that the model's own kernel takes.
     AttentionMaskInterface.register(_NAME, ALL_MASK_ATTENTION_FUNCTIONS[implementation])

@@ -58,7 +58,7 @@ TOKEN = "hf_" + "qWeRtYuIoPaSdFgHjKlZ" + "xCvBnMqAzWsXeD"
         (["/x/pos2distill/__main__.py", "report", "r"], "pos2distill report r"),
         (
             ["run.py", "study", "r", f"runtime.storage={URL}", TOKEN],
-            "python run.py study r runtime.storage=SECRET SECRET",
+            "python run.py study r 'runtime.storage=***' '***'",
         ),
         (["/bin/pytest", "tests"], ""),
     ],
@@ -72,7 +72,7 @@ def test_provenance_repeats_no_secret_of_settings(make_recipe: Callable[..., Rec
     recipe = make_recipe()
     runtime = recipe.runtime.model_copy(update={"storage": URL})
     provenance = Provenance.now(recipe.model_copy(update={"runtime": runtime}))
-    assert provenance.settings["runtime"]["storage"] == "SECRET"
+    assert provenance.settings["runtime"]["storage"] == "***"
     assert "topsecret" not in str(provenance)
 
 
