@@ -368,7 +368,7 @@ def test_submit_and_status_report_a_gate_that_failed(
         ),
     ],
 )
-def test_run_cluster_rejects_a_wrong_command_with_one_line(
+def test_run_cluster_rejects_a_wrong_command_in_one_line(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command_line.main(["cluster", *words]) == 2

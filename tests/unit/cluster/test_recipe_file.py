@@ -147,7 +147,7 @@ def changed(path: Path, old: str, new: str) -> None:
     ],
     ids=["large", "secret", "data", "absolute", "outside"],
 )
-def test_render_rejects_a_recipe_that_pods_cannot_use_with_one_line(
+def test_render_rejects_a_recipe_that_pods_cannot_use_in_one_line(
     mine: Path, change: Callable[[Path], Any], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change(mine)
