@@ -10,7 +10,7 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 
 from pos2distill.environment import ignore_ray_addresses
-from pos2distill.errors import UserError, collapse_whitespace
+from pos2distill.errors import UserError
 
 TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
@@ -52,5 +52,5 @@ def connect(address: str) -> JobSubmissionClient:
         raise UserError(f"{address}: refuses the token of {TOKENS[0]} or {TOKENS[1]}") from None
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(
-            f"{address}: no Ray cluster answers at this address ({collapse_whitespace(error, 200)})"
+            f"{address}: no Ray cluster answers at this address ({' '.join(str(error).split())[:200]})"
         ) from None

@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
-from pos2distill.errors import ExitCode, UserError, collapse_whitespace
+from pos2distill.errors import ExitCode, UserError
 
 from .client import REQUEST_ERRORS
 
@@ -36,7 +36,7 @@ def follow(client: JobSubmissionClient, job: str) -> JobDetails:
             if f"{job} does not exist" in str(error):
                 raise _unknown(job) from None
             if now - silent > _UNREACHABLE_SECONDS:
-                reason = collapse_whitespace(error, 200)
+                reason = " ".join(str(error).split())[:200]
                 raise UserError(
                     f"{job}: no answer from the cluster for {_UNREACHABLE_SECONDS:.0f} s ({reason}); "
                     f"the job may continue, and the same command follows it again"
@@ -99,6 +99,6 @@ def report_end(details: JobDetails) -> int:
         print(f"{job} was stopped; the same command resumes it")
         return ExitCode.STOPPED
     why = (details.message or "").partition(", last available logs")[0]  # they have been printed
-    print(f"{job} failed: {collapse_whitespace(why, 300)}")
+    print(f"{job} failed: {' '.join(why.split())[:300]}")
     # A signal, or a driver that never started, is not the user's error.
     return code if code in (ExitCode.FAILED, ExitCode.USER_ERROR) else ExitCode.FAILED

@@ -26,7 +26,7 @@ from pos2distill.config.model import ModelSection
 from pos2distill.config.read import RECIPES, find_yaml, is_built_in, recipe_names
 from pos2distill.config.sweep import sweep_cells
 from pos2distill.environment import sends_ray_token
-from pos2distill.errors import ExitCode, UserError, collapse_whitespace, status_name
+from pos2distill.errors import ExitCode, UserError, status_name
 from pos2distill.node_pools import RAY_VARIABLES
 from pos2distill.secrets import looks_secret
 
@@ -294,7 +294,7 @@ def _last_line(error: Exception) -> str:
     """What an error of the job API says."""
     # Ray 2.60 answers with the traceback of the head, whose last line says what is wrong.
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return collapse_whitespace(lines[-1], 200)
+    return " ".join(lines[-1].split())[:200]
 
 
 def _next_id(jobs: Sequence[JobDetails], storage: str) -> str:

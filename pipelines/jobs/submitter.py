@@ -14,7 +14,7 @@ import time
 
 from ray.job_submission import JobDetails, JobSubmissionClient
 
-from pos2distill.errors import UserError, collapse_whitespace
+from pos2distill.errors import UserError
 from pos2distill.node_pools import DEADLINE_PASSED, JOB_DEADLINE_VARIABLE
 
 from .client import REQUEST_ERRORS, connect
@@ -54,7 +54,7 @@ def run_to_end(address: str, job: str, entrypoint: str) -> JobDetails:
                 client.submit_job(entrypoint=entrypoint, submission_id=job)
             return follow(client, job)
         except (UserError, *REQUEST_ERRORS) as error:
-            print(f"{job}: {collapse_whitespace(error, 300)}; trying again", flush=True)
+            print(f"{job}: {' '.join(str(error).split())[:300]}; trying again", flush=True)
         time.sleep(RETRY_SECONDS)
 
 
@@ -72,7 +72,7 @@ def stop_at(address: str, job: str, deadline: float, ended: threading.Event) -> 
             if not client.get_job_info(job).status.is_terminal():
                 client.stop_job(job)
         except (UserError, *REQUEST_ERRORS) as error:  # also if the job is only about to be submitted
-            print(f"{job}: {collapse_whitespace(error, 300)}; trying again", flush=True)
+            print(f"{job}: {' '.join(str(error).split())[:300]}; trying again", flush=True)
         ended.wait(RETRY_SECONDS)
 
 
