@@ -17,7 +17,7 @@ from pos2distill.config.load import load_recipe, make_recipe
 from pos2distill.errors import UserError
 from pos2distill.tasks.parquet_records import drop_null_fields
 
-# JSON may hold them as they are, but YAML refuses them or takes them for line breaks. All have four hex digits.
+# JSON may hold them as they are, but YAML rejects them or takes them for line breaks. All have four hex digits.
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufffe\uffff]")
 
 AnyRecipe = str | Path | Recipe | Mapping[str, Any]

@@ -79,7 +79,7 @@ def plan_command(recipe: Recipe, command: str) -> list[Cell]:
 
 def run_study(recipe: Recipe, cells: Sequence[Cell]) -> None:
     """The whole chain, up to the report. Of a sweep, every study, which share what their settings do not change."""
-    # All of them first: the last study should not be refused hours after the first one has started.
+    # All of them first: the last study should not be rejected hours after the first one has started.
     _check(cells, "study")
     for number, cell in enumerate(cells, start=1):
         if recipe.sweep:
@@ -187,7 +187,7 @@ def run_distill(recipe: Recipe, cells: Sequence[Cell]) -> None:
 
 
 def _require_samples(recipe: Recipe, cells: Sequence[Cell]) -> None:
-    """Refuse `distill` in staged mode without finished samples.
+    """Reject `distill` in staged mode without finished samples.
 
     Only in streamed mode does it make the missing ones; staged runs may have a single GPU for both.
     """
@@ -211,7 +211,7 @@ def run_report(recipe: Recipe, cells: Sequence[Cell]) -> None:
 
 
 def _require_results(recipe: Recipe, cells: Sequence[Cell]) -> None:
-    """Refuse `report` while results are missing that it shows.
+    """Reject `report` while results are missing that it shows.
 
     Raises:
         UserError: with the stage, or the studies of the sweep, that are not finished.

@@ -17,8 +17,8 @@ from .results.report import reported_fingerprint
 from .stages.stage import Stage
 from .terminal import format_counts, format_settings
 
-_WIDTH = 100  # of a prompt's lines
-_PROMPT_LINES = 5  # shown of its start and of its end
+_WIDTH = 100  # line width for printed prompts
+_PROMPT_LINES = 5  # lines printed of the start and of the end of a prompt
 
 
 def show(recipe: Recipe, command: str, *, full: bool, baseline: str | None = None) -> None:
@@ -61,7 +61,7 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
         plan, stages = cell.plan, spec.stages(cell.plan)
         if not spec.only_reads:
             checked = check_data(cell.recipe, plan, stages)
-            data = data or checked  # of a sweep, that of its first study
+            data = data or checked  # for a sweep, the data of its first study
         lines.append(f"# study {plan.fingerprint}, storage {cell.recipe.storage}{format_settings(cell.settings)}")
         for stage in stages:
             state = "cached" if stage.artifact.is_finished else "to run"

@@ -32,16 +32,16 @@ def _steps(stage: Stage) -> str:
 
 def _evaluation(stage: Stage, questions: Mapping[str, int]) -> str:
     specs = eval_specs(stage.study) + reference_specs(stage.study)
-    asked = questions["eval"]
-    prompts = asked * sum(spec.prompts_per_example for spec in specs)
-    return f"{prompts:,} prompts ({asked:,} questions)"
+    num_questions = questions["eval"]
+    prompts = num_questions * sum(spec.prompts_per_example for spec in specs)
+    return f"{prompts:,} prompts ({num_questions:,} questions)"
 
 
 def _choice_of_slot(stage: Stage, questions: Mapping[str, int]) -> str:
     study = stage.study
     placements = candidate_placements(study.data.documents, study.data.hops[0], study.method.auto_slots)
-    asked = min(questions["train"], study.method.auto_examples)
-    return f"{asked * len(placements):,} prompts ({asked:,} questions)"
+    num_questions = min(questions["train"], study.method.auto_examples)
+    return f"{num_questions * len(placements):,} prompts ({num_questions:,} questions)"
 
 
 def _search(stage: Stage, questions: Mapping[str, int]) -> str:
@@ -49,9 +49,9 @@ def _search(stage: Stage, questions: Mapping[str, int]) -> str:
     study, search = stage.study, stage.study.inference.search
     placements = candidate_placements(study.data.documents, study.data.hops[0], search.slots)
     candidates = search.population + (search.rounds - 1) * search.children
-    asked = min(questions["train"], search.examples)
-    prompts = candidates * asked * len(placements)
-    return f"at most {prompts:,} prompts ({candidates:,} candidates, {asked:,} questions)"
+    num_questions = min(questions["train"], search.examples)
+    prompts = candidates * num_questions * len(placements)
+    return f"at most {prompts:,} prompts ({candidates:,} candidates, {num_questions:,} questions)"
 
 
 def _samples(stage: Stage, questions: Mapping[str, int]) -> str:

@@ -301,7 +301,7 @@ def _plan_task(recipe: Recipe, context: PlanContext, name: str, other: Study, di
 
 
 def _require_reorderable(name: str, other: Study) -> None:
-    """Refuse questions that cannot be reordered.
+    """Reject questions that cannot be reordered.
 
     Raises:
         UserError: with the setting that contradicts.

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from tqdm import tqdm
 
-from .progress_tracker import ProgressSpec, RunProgress
+from .progress_reporter import ProgressSpec, RunProgress
 
 REFRESH_SECONDS = 0.5
 # Without a terminal. Much longer than a refresh, because every line stays in the log.
@@ -54,8 +54,8 @@ class RateEstimator:
         self.count = done
         self.first_result: tuple[int, float] | None = None
         self.last_change = 0.0
-        self.last_sign = -math.inf  # of progress that does not count
-        self.changes = 0  # after the first result
+        self.last_sign = -math.inf  # time of the last progress that is not counted
+        self.changes = 0  # number of changes after the first result
 
     def update(self, count: int, now: float, idle_seconds: float = math.inf) -> None:
         """So much is finished at this time, in seconds. idle_seconds: as in `Figures`."""
@@ -104,12 +104,12 @@ def show_progress(spec: ProgressSpec, read: Callable[[], RunProgress | None], *,
     Args:
         read: the latest figures; None while they cannot be had. hint: shown where nothing gets finished for long.
     """
-    with _shown(tracked(spec, read, hint)):
+    with _shown(progress_counter(spec, read, hint)):
         yield
 
 
-def tracked(spec: ProgressSpec, read: Callable[[], RunProgress | None], hint: str = "") -> "Counted":
-    """What is shown of a stage with a tracker."""
+def progress_counter(spec: ProgressSpec, read: Callable[[], RunProgress | None], hint: str = "") -> "Counted":
+    """The count and the figures that are shown of a stage whose processes report their progress."""
     done = spec.stored.get("kept", 0) if spec.label == "sample" else spec.trained
 
     def figures() -> Figures | None:

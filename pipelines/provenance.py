@@ -18,14 +18,14 @@ from pos2distill.config import ModelSection, Recipe, Study
 from pos2distill.config.paths import project_root
 from pos2distill.errors import UserError
 from pos2distill.hardware import describe_hardware
-from pos2distill.secrets import looks_secret
+from pos2distill.secrets import MASK, looks_secret
 from pos2distill.store.artifacts import Artifact
 from pos2distill.urls import storage_errors
 
 from .artifact_names import SAMPLES
 
 _FILE = "provenance.json"
-UNFINISHED_FILE = "provenance-unfinished.json"  # of samples that are not published, which can be looked at all the same
+UNFINISHED_FILE = "provenance-unfinished.json"  # for samples that are not published yet, so that they can be inspected
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +157,14 @@ def _without_secrets(value: Any) -> Any:
         return {name: _without_secrets(each) for name, each in value.items()}
     if isinstance(value, list):
         return [_without_secrets(each) for each in value]
-    return "SECRET" if isinstance(value, str) and looks_secret(value) else value
+    return MASK if isinstance(value, str) and looks_secret(value) else value
 
 
 def _without_secret(word: str) -> str:
     if not looks_secret(word):
         return word
     name, equals, _ = word.partition("=")
-    return f"{name}{equals}SECRET" if equals else "SECRET"
+    return f"{name}{equals}{MASK}" if equals else MASK
 
 
 def revision() -> str:

@@ -127,7 +127,7 @@ def driver_lease(recipe: Recipe) -> Iterator[Lease]:
     Raises:
         TransientError: if the lease is lost in such a process.
     """
-    # Another recipe's storage is refused now, not after waiting for its driver to end.
+    # Another recipe's storage is rejected now, not after waiting for its driver to end.
     is_new = claim_storage(recipe.storage, recipe.name)
     try:
         with hold_lease(recipe.storage, on_lost=exit_immediately if is_cli_process() else None) as lease:

@@ -111,7 +111,7 @@ def print_evaluation(name: str, evaluation: Evaluation) -> None:
 
 
 def print_paths(**paths: str) -> None:
-    """Where the results are, by what they are."""
+    """Print names of results and the paths at which they are stored."""
     for name, path in paths.items():
         print(f"{name:<10}  {path}")
 

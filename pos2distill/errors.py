@@ -21,7 +21,7 @@ class ExitCode(enum.IntEnum):
 
     @classmethod
     def of_interrupt(cls, interrupt: BaseException) -> "ExitCode":
-        """That of a command which a signal ended: `Stopped` and `Terminated` know it, a KeyboardInterrupt is Ctrl-C."""
+        """The exit code after a signal: `Stopped` and `Terminated` contain it, a KeyboardInterrupt is Ctrl-C."""
         return cls(interrupt.exit_code) if isinstance(interrupt, Stopped | Terminated) else cls.INTERRUPTED
 
 
@@ -46,7 +46,7 @@ def warn(text: str) -> None:
 
 @functools.cache
 def warn_once(text: str) -> None:
-    """As `warn`, once in a process: the studies of a sweep share most settings."""
+    """Print a warning once per process: the studies of a sweep share most settings."""
     warn(text)
 
 
@@ -89,6 +89,11 @@ def one_line(message: str) -> str:
     lines = " ".join(message.splitlines())
     printable = "".join(character if character.isprintable() else "?" for character in lines[: MESSAGE_LENGTH + 1])
     return printable if len(printable) <= MESSAGE_LENGTH else f"{printable[:MESSAGE_LENGTH]}…"
+
+
+def collapse_whitespace(value: object, max_length: int | None = None) -> str:
+    """The text of an error, or other text, on one line: each run of whitespace and line breaks becomes one space."""
+    return " ".join(str(value).split())[:max_length]
 
 
 def no_such_folder(path: str, kind: str, *, otherwise: str = "") -> str:

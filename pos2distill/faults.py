@@ -98,7 +98,7 @@ def refuses_access(error: BaseException) -> bool:
 
 
 def find_refusal(error: BaseException) -> BaseException | None:
-    """Of an error and its causes, the one that says that rights, credentials or a setting are wrong."""
+    """The first of an error and its causes that reports wrong rights, credentials or settings, or None."""
     chain: BaseException | None = error
     while chain is not None:
         is_remote = type(chain).__module__.partition(".")[0] in _REMOTE_PACKAGES

@@ -11,7 +11,7 @@ from pathlib import Path
 _MIN_LOCAL_CPUS = 6
 
 _BFLOAT16_FLAGS = {"x86_64": "amx_bf16", "aarch64": "bf16"}
-"""By machine, the flag of Linux 6 for instructions that multiply matrices in bfloat16."""
+"""For each architecture, the flag of Linux 6 for instructions that multiply matrices in bfloat16."""
 
 _VECTOR_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
 """The flags of Linux for the instructions that decide how fast matrices are multiplied."""

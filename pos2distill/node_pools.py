@@ -55,7 +55,7 @@ RAY_VARIABLES = {
     # after this time, 3 s by default.
     "RAY_JOB_STOP_WAIT_TIME_S": "900",
 }
-TASK_CPUS = 0.5  # of one task of a stateless operator of Ray Data
+TASK_CPUS = 0.5  # CPUs of one task of a stateless operator of Ray Data
 
 # Seconds that running work may continue after a node's termination notice. Ray's default is 30 s. Its value depends on
 # the node's grace period, so `cluster/` sets it for each group.

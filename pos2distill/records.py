@@ -2,7 +2,7 @@
 
 Slots are 0-based; `Slots` are those of an example's gold documents, in hop order: one for one gold document, a pair for
 two hops. Token ids are int32. `SCHEMA_VERSION` rises whenever a schema changes its meaning, and an artifact
-of another version is refused.
+of another version is rejected.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ Logprobs = npt.NDArray[np.float32]
 _METADATA = {"schema_version": str(SCHEMA_VERSION)}
 _TOKENS = pa.list_(pa.int32())
 _SLOTS = pa.list_(pa.int32())
-_CHUNK_EXAMPLES = 256  # of 20 documents of 100 words: 4 MB
+_CHUNK_EXAMPLES = 256  # 4 MB if an example has 20 documents of 100 words
 
 
 @dataclass(frozen=True, slots=True)

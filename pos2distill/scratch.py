@@ -19,7 +19,7 @@ def user_folder(name: str) -> Path:
     """
     root = Path(tempfile.gettempdir()) / f"pos2distill-{os.getuid()}"
     root.mkdir(mode=0o700, exist_ok=True)
-    status = root.lstat()  # of a link itself: it could point anywhere
+    status = root.lstat()  # does not follow a link, which could point anywhere
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise UserError(f"{root}: expected a folder that only you can use (mode 0700); remove it, or set TMPDIR")
     folder = root / name

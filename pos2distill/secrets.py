@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 MASK = "***"
-_CHUNK_BYTES = 64 * 2**20  # of a compressed file, searched at once
-_OVERLAP_BYTES = 2**16  # of two chunks, so that no secret is cut
+_CHUNK_BYTES = 64 * 2**20  # how much of a compressed file is searched at a time
+_OVERLAP_BYTES = 2**16  # overlap of consecutive chunks, so that no secret is cut
 
 # --- Formats
 
@@ -36,7 +36,7 @@ _CANDIDATE = re.compile(r"(?=[a-z_+=-]{0,80}[A-Z0-9])[A-Za-z0-9_+=-]{20,}")
 
 _USER_INFO = re.compile(r"://([^/\s'\"<>]*)@")
 _QUERY = re.compile(r"[?&;]([A-Za-z][A-Za-z0-9_-]{0,40})=([^&;\s'\"]+)")
-_SIGNATURES = ("sig", "signature", "x-amz-signature", "x-goog-signature")  # of signed URLs
+_SIGNATURES = ("sig", "signature", "x-amz-signature", "x-goog-signature")  # query parameters of signed URLs
 
 # --- Names
 

@@ -1,4 +1,4 @@
-"""Paths and URLs that a user gave, opened through fsspec or refused in one line."""
+"""Paths and URLs that a user gave, opened through fsspec or rejected with one line."""
 
 import contextlib
 import functools
@@ -78,7 +78,7 @@ def storage_errors(url: str, setting: str) -> Iterator[None]:
 
 
 def require_listable(fs: fsspec.AbstractFileSystem, path: str) -> None:
-    """Refuse a folder of this machine that may not be read: fsspec 2026.9 shows it as an empty one.
+    """Reject a folder of this machine that may not be read: fsspec 2026.9 shows it as an empty one.
 
     Raises:
         PermissionError: for `storage_errors`.
@@ -113,7 +113,7 @@ def _address(url: str) -> str | None:
     if protocol in ("s3", "s3a") and own:
         try:
             address = urllib.parse.urlsplit(own)
-            _ = address.port  # of a wrong one it raises
+            _ = address.port  # raises ValueError for an invalid port
         except ValueError:
             address = urllib.parse.urlsplit("")
         if address.scheme not in ("http", "https") or not address.hostname:
@@ -122,7 +122,7 @@ def _address(url: str) -> str | None:
     return None
 
 
-@functools.lru_cache(maxsize=64)  # of failures nothing is kept: they raise
+@functools.lru_cache(maxsize=64)  # caches successes only: a failure raises
 def _require_answer(address: str) -> None:
     """Any answer will do, also a refusal: what it says is for the storage's package.
 

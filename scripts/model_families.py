@@ -22,7 +22,7 @@ from pos2distill.models.head import FrozenHead, LogitTransform
 from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import load_model
 from pos2distill.models.packing import collate
-from pos2distill.models.trainable import REFUSED, TRAINABLE
+from pos2distill.models.trainable import REJECTED, TRAINABLE
 from pos2distill.records import Tokens
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
@@ -131,20 +131,20 @@ def check_family(family: str) -> str:
         UserError: the family cannot be trained with any implementation; gives the reason.
     """
     found = []
-    refusal = None
+    last_error = None
     with tempfile.TemporaryDirectory() as folder:
         model = save_tiny(family, Path(folder))
         for attention in ("sdpa", "eager"):
             try:
                 parity = check(model.model_copy(update={"attention": attention}))
             except UserError as error:
-                refusal = error
+                last_error = error
                 continue
             worst = max(parity.loss, parity.gradient, parity.logits)
             assert worst < TOLERANCE, f"{family} by {attention}: {parity}"
             found.append(attention)
-    if not found and refusal:
-        raise refusal
+    if not found and last_error:
+        raise last_error
     return ", ".join(found)
 
 
@@ -152,10 +152,10 @@ def render(page: str) -> str:
     """The page, with everything below the mark replaced by what the checks find."""
     head, _, _ = page.partition(MARK)
     rows = [f"| `{family}` | {check_family(family)} |\n" for family in TRAINABLE]
-    refused = [f"| `{family}` | {reason} |\n" for family, reason in sorted(REFUSED.items())]
+    rejected = [f"| `{family}` | {reason} |\n" for family, reason in sorted(REJECTED.items())]
     return (
         f"{head}{MARK}\n## Supported\n\n| `model_type` | `model.attention` on CPUs |\n|---|---|\n{''.join(rows)}"
-        f"\n## Refused\n\n| `model_type` | why |\n|---|---|\n{''.join(refused)}"
+        f"\n## Rejected\n\n| `model_type` | why |\n|---|---|\n{''.join(rejected)}"
     )
 
 

@@ -77,12 +77,14 @@ def measure(size: Size, folder: Path, device: torch.device, dist: DistContext, s
     return {"seconds": seconds, **measure_peak(step, device)}
 
 
-def run_rank(index: int, world: int, size: Size, folder: str, rendezvous: str) -> None:
+def run_rank(index: int, world_size: int, size: Size, folder: str, rendezvous: str) -> None:
     """Run one of several ZeRO-3 workers on CPUs. The first prints what it measured."""
     torch.set_num_threads(1)
-    os.environ.update(RANK=str(index), LOCAL_RANK=str(index), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world))
-    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=index, world_size=world)
-    dist = DistContext.create(index, world)
+    os.environ.update(
+        RANK=str(index), LOCAL_RANK=str(index), WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size)
+    )
+    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=index, world_size=world_size)
+    dist = DistContext.create(index, world_size)
     point = measure(size, Path(folder), torch.device("cpu"), dist, "zero3")
     if index == 0:
         print(json.dumps(point), flush=True)

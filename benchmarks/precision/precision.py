@@ -63,7 +63,7 @@ CASES = [
     *(Case(precision, 1, 0.01) for precision in ("bfloat16", "autocast", "float32")),
     *(Case(precision, 3, 0.003) for precision in ("bfloat16", "autocast", "float32")),
     *(Case(precision, 20, 0.003) for precision in ("bfloat16", "autocast", "float32")),
-    Case("bfloat16", 4, 0.02, tokens=300, size=256),  # that of tests/gpu/test_loss_head.py
+    Case("bfloat16", 4, 0.02, tokens=300, size=256),  # the case in tests/gpu/test_loss_head.py
 ]
 # How large must a KL be so that its value and the direction of its gradient are more than rounding? First come the
 # bfloat16 cases from above with a large vocabulary and growing spread, then models that are closer and closer.

@@ -1,6 +1,6 @@
 """Count what happens to wrong input: how many cases the tests give to the program, by kind and outcome.
 
-A case is refused if its test passes, which requires one line that names what is wrong, exit code 2, and nothing left
+A case is rejected if its test passes, which requires one line that names what is wrong, exit code 2, and nothing left
 behind; random cases (of hypothesis) may also be accepted. Where a test fails, its own message says whether there was a
 traceback, no message, or a program that did not end. Writes `wrong_input.json`.
 
@@ -21,37 +21,37 @@ from benchmarks.circumstances import circumstances
 # Kinds of input, and the tests whose cases are wrong input. Whole files of tests also have a few other cases.
 KINDS = {
     "settings": [
-        "pipelines/test_wrong_input.py::test_settings_are_refused_in_one_line",
-        "pipelines/test_wrong_input.py::test_a_sweep_of_too_many_studies_is_refused_at_once",
+        "pipelines/test_wrong_input.py::test_settings_are_rejected_with_one_line",
+        "pipelines/test_wrong_input.py::test_a_sweep_of_too_many_studies_is_rejected_at_once",
     ],
     "command lines": [
         "pipelines/cli/test_command_line.py::test_main_reports_user_errors_in_one_line",
-        "pipelines/cli/test_command_line.py::test_main_refuses_wrong_words_in_one_line",
+        "pipelines/cli/test_command_line.py::test_main_rejects_wrong_words_with_one_line",
         "pipelines/cli/test_command_line.py::test_main_names_the_nearest_right_word",
         "pipelines/cli/test_command_line.py::test_dry_run_checks_the_gate",
-        "pipelines/test_evaluate.py::test_evaluate_refuses_settings_that_do_not_fit",
-        "pipelines/test_submit.py::test_submit_refuses_what_cannot_work_in_one_line",
+        "pipelines/test_evaluate.py::test_evaluate_rejects_settings_that_do_not_fit",
+        "pipelines/test_submit.py::test_submit_rejects_what_cannot_work_with_one_line",
     ],
     "environments": [
-        "pipelines/test_wrong_input.py::test_environments_are_refused_in_one_line",
-        "pipelines/test_wrong_input.py::test_google_storage_without_a_network_is_refused_at_once",
-        "pipelines/test_wrong_input.py::test_a_silent_server_is_refused_in_one_line",
+        "pipelines/test_wrong_input.py::test_environments_are_rejected_with_one_line",
+        "pipelines/test_wrong_input.py::test_google_storage_without_a_network_is_rejected_at_once",
+        "pipelines/test_wrong_input.py::test_a_silent_server_is_rejected_with_one_line",
     ],
     "rights of files": [
-        "pipelines/test_wrong_input.py::test_what_may_not_be_used_is_refused_in_one_line",
-        "pipelines/cli/browse/test_runs_and_compare.py::test_a_run_that_is_empty_or_may_not_be_read_is_refused",
+        "pipelines/test_wrong_input.py::test_what_may_not_be_used_is_rejected_with_one_line",
+        "pipelines/cli/browse/test_runs_and_compare.py::test_a_run_that_is_empty_or_may_not_be_read_is_rejected",
     ],
     "recipe files": [
-        "pipelines/test_wrong_input.py::test_recipes_are_refused_in_one_line",
-        "pipelines/test_wrong_input.py::test_paths_of_recipes_are_refused_in_one_line",
+        "pipelines/test_wrong_input.py::test_recipes_are_rejected_with_one_line",
+        "pipelines/test_wrong_input.py::test_paths_of_recipes_are_rejected_with_one_line",
     ],
-    "data files": ["pipelines/test_wrong_input.py::test_data_files_are_refused_in_one_line"],
-    "model folders": ["pipelines/test_wrong_input.py::test_model_folders_are_refused_in_one_line"],
+    "data files": ["pipelines/test_wrong_input.py::test_data_files_are_rejected_with_one_line"],
+    "model folders": ["pipelines/test_wrong_input.py::test_model_folders_are_rejected_with_one_line"],
     "damaged results": ["pipelines/test_damaged_results.py"],
     "cluster specs": [
-        "cluster/test_spec.py::test_load_cluster_refuses_a_wrong_spec_in_one_line",
-        "cluster/test_spec.py::test_make_entrypoint_refuses_a_recipe_that_cannot_run",
-        "pipelines/test_wrong_input.py::test_names_of_cluster_specs_that_are_too_long_are_refused_in_one_line",
+        "cluster/test_spec.py::test_load_cluster_rejects_a_wrong_spec_with_one_line",
+        "cluster/test_spec.py::test_make_entrypoint_rejects_a_recipe_that_cannot_run",
+        "pipelines/test_wrong_input.py::test_names_of_cluster_specs_that_are_too_long_are_rejected_with_one_line",
     ],
     "manifests": [
         "cluster/test_rules.py::test_check_reports_an_error",

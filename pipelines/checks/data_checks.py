@@ -186,7 +186,7 @@ class _Limits:
         return cls(study, endpoint, served_context, vocabulary, locations)
 
     def require(self, example: Example, prompt: str | Tokens, reserve: int) -> None:
-        """Refuse a prompt that does not fit.
+        """Reject a prompt that does not fit.
 
         Raises:
             UserError: naming the example, or the model whose tokenizer is another one's.
@@ -253,7 +253,7 @@ def _served_context(study: Study, endpoint: EndpointSection) -> int | None:
 def _require_room(
     example: Example, prompt: str | Tokens, reserve: int, context: int | None, endpoint: EndpointSection
 ) -> None:
-    """Refuse a prompt that the server would cut or refuse. Of messages, at least their words are tokens."""
+    """Reject a prompt that the server would cut or reject. Of messages, at least their words are tokens."""
     tokens = fewest_tokens(prompt) if isinstance(prompt, str) else len(prompt)
     if context and tokens + reserve > context:
         least = "at least " if isinstance(prompt, str) else ""

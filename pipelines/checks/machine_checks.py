@@ -25,7 +25,7 @@ from .model_checks import count_parameters
 from .pending_run import PendingRun
 from .setting_warnings import warn_of_unused_local_gpus
 
-_CONNECT_SECONDS = 8.0  # with all else that a refusal takes, less than 10
+_CONNECT_SECONDS = 8.0  # so that the whole check takes less than 10 seconds
 _GIB = 1 << 30
 
 
@@ -193,7 +193,7 @@ def _existing(path: str) -> str:
     folder = Path(path)
     while True:
         try:
-            os.lstat(folder)  # of a broken link itself: nothing can be made in its place
+            os.lstat(folder)  # does not follow a broken link: nothing can be created in its place
             return str(folder)
         except FileNotFoundError:
             folder = folder.parent

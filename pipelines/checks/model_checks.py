@@ -19,7 +19,7 @@ _FACTOR_NOT_APPLIED = frozenset(
 
 
 def check_against_model(study: Study) -> None:
-    """Refuse settings that the model's config contradicts."""
+    """Reject settings that the model's config contradicts."""
     # Imported where needed: torch and transformers take longer to import than a cached study takes to show.
     from pos2distill.models.check_rope import check_inference, require_position_room
     from pos2distill.models.load import context_length, load_config
@@ -69,7 +69,7 @@ def check_weights_once(model: ModelSection, _version: str) -> None:
 
 
 def check_context(model: ModelSection) -> None:
-    """Warn of a context beyond the positions that the model was made for; refuse one that vLLM refuses.
+    """Warn of a context beyond the positions that the model was made for; reject one that vLLM rejects.
 
     The model's quality there is unknown, but not all models have a limit.
     """

@@ -1,4 +1,4 @@
-"""Checks before the first stage, also by `--dry-run`: what would end a run later is refused here, within seconds.
+"""Checks before the first stage, also by `--dry-run`: what would end a run later is rejected here, within seconds.
 
 Each check is a function of what a command is about to do. Ray is not imported, and nothing is left behind.
 """
@@ -65,7 +65,7 @@ def check_needs_weights(run: PendingRun) -> None:
 
 
 def check_executors(run: PendingRun) -> None:
-    """No training that is to be continued was begun by the other executor."""
+    """Reject a training that is to be continued but was begun by the other executor."""
     for each in run.plan.rounds:
         if each.distill in run.pending:
             check_executor(each.distill, run.recipe.runtime.executor)

@@ -144,9 +144,12 @@ def _unlike_training(recipe: Recipe) -> Iterator[str]:
     storage, fingerprint = checkpoint
     recorded = _recorded(Artifact(storage, CHECKPOINT, fingerprint), {"data": {}, "model": {}}) or {}
     for section, name, default in _PROMPT_SETTINGS:
-        trained = (recorded.get(section) or {name: None}).get(name, default)
+        recorded_section = recorded.get(section)
+        if not recorded_section:
+            continue
+        trained = recorded_section.get(name, default)
         chosen = getattr(recipe.study, section).model_dump(mode="json").get(name, default)
-        if trained not in (None, chosen):
+        if trained is not None and trained != chosen:
             setting = f"{section}.{name}"
             yield f"{setting}: {_shown(chosen)}, but {model} was trained with {setting}={_shown(trained)}"
     template = (recorded.get("data") or {}).get("template")

@@ -11,8 +11,8 @@ from pos2distill.sampling.operators import Operator
 from pos2distill.store.lease import Lease
 from pos2distill.training.job import TrainingJob, TrainingOutcome
 
-from ..progress_tracker import ProgressSpec
-from .protocol import ActorCalls, Executor, Stream, Tracker
+from ..progress_reporter import ProgressSpec
+from .protocol import ActorCalls, Executor, Reporter, Stream
 
 _T = TypeVar("_T")
 
@@ -26,10 +26,10 @@ class LeasedExecutor:
         self.stalled_hint = executor.stalled_hint
 
     @contextmanager
-    def track(self, spec: ProgressSpec) -> Iterator[Tracker]:
-        """See `Executor.track`. The loss ends training through its tracker."""
-        with self.executor.track(spec) as tracker, self.lease.notify_on_loss(tracker.report_fatal):
-            yield tracker
+    def report_progress(self, spec: ProgressSpec) -> Iterator[Reporter]:
+        """See `Executor.report_progress`. The loss ends training through its reporter."""
+        with self.executor.report_progress(spec) as reporter, self.lease.notify_on_loss(reporter.report_fatal):
+            yield reporter
 
     def map(
         self,
@@ -37,11 +37,11 @@ class LeasedExecutor:
         operators: Sequence[Operator],
         *,
         label: str,
-        tracker: Tracker | None = None,
+        reporter: Reporter | None = None,
     ) -> Generator[pa.Table, None, None]:
         """See `Executor.map`."""
         # Called at once, as the executor connects when it is called.
-        return self._closed_with(self.executor.map(blocks, operators, label=label, tracker=tracker))
+        return self._closed_with(self.executor.map(blocks, operators, label=label, reporter=reporter))
 
     @contextmanager
     def actors(
@@ -52,11 +52,11 @@ class LeasedExecutor:
             yield lambda arguments: self._while_held(call_all(arguments))
             self.lease.check()
 
-    def train(self, job: TrainingJob, stream: Stream, tracker: Tracker) -> TrainingOutcome:
+    def train(self, job: TrainingJob, stream: Stream, reporter: Reporter) -> TrainingOutcome:
         """See `Executor.train`. After a second Ctrl-C it may outlive the command, and keeps the lease."""
         with self.lease.hold_during():
             self.lease.check()
-            outcome = self.executor.train(job, stream, tracker)
+            outcome = self.executor.train(job, stream, reporter)
         self.lease.check()
         return outcome
 

@@ -27,8 +27,8 @@ from pos2distill.store.retry import retry_while_unreachable
 from pos2distill.training.job import TrainingJob, TrainingOutcome
 
 from ..progress import show_progress
-from ..progress_tracker import ProgressSpec, ProgressTracker
-from .protocol import ActorCalls, Stream, Tracker
+from ..progress_reporter import ProgressReporter, ProgressSpec
+from .protocol import ActorCalls, Reporter, Stream
 
 # A folder apart from Ray Train's state, because the executors list their saved states in different ways.
 _STATE = f"{STATE_FOLDER}/local"
@@ -45,15 +45,15 @@ class LocalExecutor:
         from transformers.utils import logging
 
         self.runtime = runtime
-        # Bars of loading and saving weights would break into the progress that `track` shows.
+        # Bars of loading and saving weights would break into the progress that `report_progress` shows.
         logging.disable_progress_bar()
 
     @contextmanager
-    def track(self, spec: ProgressSpec) -> Iterator[ProgressTracker]:
-        """See `Executor.track`."""
-        tracker = ProgressTracker(spec)
-        with show_progress(spec, tracker.read):
-            yield tracker
+    def report_progress(self, spec: ProgressSpec) -> Iterator[ProgressReporter]:
+        """See `Executor.report_progress`."""
+        reporter = ProgressReporter(spec)
+        with show_progress(spec, reporter.read):
+            yield reporter
 
     def map(
         self,
@@ -61,10 +61,10 @@ class LocalExecutor:
         operators: Sequence[Operator],
         *,
         label: str,
-        tracker: Tracker | None = None,
+        reporter: Reporter | None = None,
     ) -> Generator[pa.Table, None, None]:
         """See `Executor.map`. Results come in the order of the blocks."""
-        with _Chain(operators, tracker) as chain:
+        with _OperatorChain(operators, reporter) as chain:
             for block in blocks:
                 yield chain(block)
 
@@ -86,15 +86,15 @@ class LocalExecutor:
             function.close()
             events.close()
 
-    def train(self, job: TrainingJob, stream: Stream, tracker: Tracker) -> TrainingOutcome:
+    def train(self, job: TrainingJob, stream: Stream, reporter: Reporter) -> TrainingOutcome:
         """See `Executor.train`."""
         from pos2distill.training.worker import run_worker
 
-        assert isinstance(tracker, ProgressTracker)
+        assert isinstance(reporter, ProgressReporter)
         for restart in range(job.runtime.trainers.max_restarts + 1):
             # `blocks()` is called for each attempt: a restart samples only what the store lacks by then.
-            samples = self.map(stream.blocks(), stream.operators, label="sampling", tracker=tracker)
-            session = LocalSession(job, samples, tracker)
+            samples = self.map(stream.blocks(), stream.operators, label="sampling", reporter=reporter)
+            session = LocalSession(job, samples, reporter)
             try:
                 return run_worker(job, session)
             except CorruptPart as error:
@@ -136,16 +136,16 @@ class _EventLoop:
         self.loop.close()
 
 
-class _Chain:
+class _OperatorChain:
     """Applies operators to one block after the other."""
 
-    def __init__(self, operators: Sequence[Operator], tracker: Tracker | None) -> None:
+    def __init__(self, operators: Sequence[Operator], reporter: Reporter | None) -> None:
         self.operators = operators
-        self.tracker = tracker
+        self.reporter = reporter
         self.functions: list[Callable[[pa.Table], Any]] = []
         self.events = _EventLoop()
 
-    def __enter__(self) -> "_Chain":
+    def __enter__(self) -> "_OperatorChain":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -174,33 +174,33 @@ class _Chain:
     def _apply_in_batches(
         self, operator: ActorOperator, function: Callable[[pa.Table], Any], block: pa.Table
     ) -> pa.Table:
-        """In batches as on Ray: results of a model may depend, in their last digits, on how rows are batched."""
+        """Apply an operator in the same batches as Ray, since the last digits of a model's results depend on them."""
         parts = []
         began = time.monotonic()
-        if self.tracker is not None:
-            self.tracker.heartbeat(operator.name, "local")
+        if self.reporter is not None:
+            self.reporter.heartbeat(operator.name, "local")
         for batch in batches_of(block, operator.pool.batch_size):
             part = function(self._needed(operator, batch))
             if operator.is_async:
                 part = self.events.run(part)
             parts.append(part)
-        if self.tracker is not None:
-            self.tracker.count_seconds(operator.name, time.monotonic() - began)
+        if self.reporter is not None:
+            self.reporter.count_seconds(operator.name, time.monotonic() - began)
         return pa.concat_tables(parts)
 
     def _needed(self, operator: ActorOperator, batch: pa.Table) -> pa.Table:
         """The samples of a batch that are still needed."""
-        if not operator.only_needed or self.tracker is None:
+        if not operator.only_needed or self.reporter is None:
             return batch
-        needed = self.tracker.claim_needed(batch["sample_id"].to_pylist())
+        needed = self.reporter.claim_needed(batch["sample_id"].to_pylist())
         assert needed is not None, "each block is one batch, and stored before the next one"
         return batch.filter(needed)
 
 
 class LocalSession:
-    """The surroundings of the only training worker."""
+    """The rank, the device, the sample stream, and the checkpoint I/O of the only training worker."""
 
-    def __init__(self, job: TrainingJob, samples: Iterator[pa.Table], tracker: ProgressTracker) -> None:
+    def __init__(self, job: TrainingJob, samples: Iterator[pa.Table], reporter: ProgressReporter) -> None:
         import torch
 
         from pos2distill.training.distributed import DistContext
@@ -213,7 +213,7 @@ class LocalSession:
         self.samples: Any = samples
         # The loader's thread polls while this thread may close after an error.
         self.samples_lock = threading.Lock()
-        self.tracker = tracker
+        self.reporter = reporter
 
     def open_stream(self) -> "LocalSession":
         """See `WorkerSession.open_stream`."""
@@ -221,7 +221,7 @@ class LocalSession:
 
     def poll(self) -> pa.Table | None:
         """The next block of samples, made now; an empty table on a request to stop; None once all are made."""
-        if self.tracker.stop_requested():
+        if self.reporter.stop_requested():
             # So that the training loop handles the request before another block is made.
             return SAMPLE_SCHEMA.empty_table()
         with self.samples_lock:
@@ -264,7 +264,7 @@ class LocalSession:
 
     def stop_requested(self) -> bool:
         """See `WorkerSession.stop_requested`."""
-        return self.tracker.stop_requested()
+        return self.reporter.stop_requested()
 
     def is_preempted(self) -> bool:
         """Nobody gives notice to a local run."""
@@ -276,7 +276,7 @@ class LocalSession:
 
     def count_step(self, samples: int, steps: int, loss: float) -> None:
         """See `WorkerSession.count_step`."""
-        self.tracker.count_step(samples, steps, loss)
+        self.reporter.count_step(samples, steps, loss)
 
 
 def saved_folders(checkpoint: Artifact) -> list[str]:

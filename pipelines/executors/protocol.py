@@ -12,10 +12,10 @@ from pos2distill.errors import UserError
 from pos2distill.sampling.operators import Operator
 from pos2distill.training.job import TrainingJob, TrainingOutcome
 
-from ..progress_tracker import ProgressSpec, RunProgress
+from ..progress_reporter import ProgressSpec, RunProgress
 
 
-class Tracker(Protocol):
+class Reporter(Protocol):
     """The progress of a stage. Operators and workers report to it; it can be pickled to wherever they run."""
 
     def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], sample_ids: Sequence[str]) -> None:
@@ -71,8 +71,8 @@ class Executor(Protocol):
 
     stalled_hint: str
 
-    def track(self, spec: ProgressSpec) -> AbstractContextManager[Tracker]:
-        """A tracker, whose progress is shown on the terminal while the body runs."""
+    def report_progress(self, spec: ProgressSpec) -> AbstractContextManager[Reporter]:
+        """The reporter of a stage, whose progress is shown on the terminal while the body runs."""
 
     def map(
         self,
@@ -80,12 +80,12 @@ class Executor(Protocol):
         operators: Sequence[Operator],
         *,
         label: str,
-        tracker: Tracker | None = None,
+        reporter: Reporter | None = None,
     ) -> Generator[pa.Table, None, None]:
         """Run the operators over every block. Results come in any order. Closing it ends the operators.
 
         Args:
-            label: what this is, for messages. tracker: shows which actors are working.
+            label: what this is, for messages. reporter: shows which actors are working.
         Raises:
             UserError: whatever operator raised it, wherever it ran.
         """
@@ -100,7 +100,7 @@ class Executor(Protocol):
             pool: their number and resources. label: what this is, for messages.
         """
 
-    def train(self, job: TrainingJob, stream: Stream, tracker: Tracker) -> TrainingOutcome:
+    def train(self, job: TrainingJob, stream: Stream, reporter: Reporter) -> TrainingOutcome:
         """Run the training loop on `job.runtime.trainers` workers, from the last checkpoint if there is one.
 
         Raises:

@@ -1,7 +1,7 @@
 """What a job uploads to a cluster: this project and one recipe. Nothing else leaves the machine.
 
 Secrets, data sets, environments, results and git's own files stay here: only some folders are searched, only files of
-some kinds are taken, none whose name is that of a secret, and a file that contains a secret is refused.
+some kinds are taken, none whose name is that of a secret, and a file that contains a secret is rejected.
 """
 
 import fnmatch
@@ -79,10 +79,10 @@ def pack(into: Path, files: list[Path], recipe: Path | None, project: Path = PRO
         )
     for path in files:
         try:
-            is_refused = file_holds_secret(project / path)
+            is_rejected = file_holds_secret(project / path)
         except (OSError, EOFError, zlib.error) as error:
             raise UserError(f"{path}: cannot be read ({error}); repair or remove it, since this file is sent") from None
-        if is_refused:
+        if is_rejected:
             raise UserError(
                 f"{path}: contains what looks like a secret; remove it, since this file is sent with the job"
             )

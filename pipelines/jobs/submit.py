@@ -122,7 +122,7 @@ class _Wanted:
 
 
 def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
-    """Refuse what would fail or be lost on the cluster. Returns the storage."""
+    """Reject what would fail or be lost on the cluster. Returns the storage."""
     if any(looks_secret(override) for override in overrides):
         raise UserError("command line: a setting looks like a secret; set it on the cluster's nodes instead")
     loaded = load_recipe(recipe, overrides)  # reports everything that is wrong with the settings alone

@@ -79,7 +79,7 @@ def open_artifact(
 
     Args:
         kinds: each by the names of its artifacts. task, unfinished: see `list_artifacts`.
-        newest: False to refuse a storage with several of the same name.
+        newest: False to reject a storage with several of the same name.
     Raises:
         UserError: if there is neither, or there are several.
     """

@@ -98,7 +98,7 @@ def compare_runs(runs: list[str]) -> dict[str, Any]:
 
 
 def _curve_values(curve: Curve) -> dict[str, Any]:
-    """Those values of a curve that are compared."""
+    """The values of a curve that are compared."""
     return {
         "documents": curve.documents,
         "questions": curve.examples,

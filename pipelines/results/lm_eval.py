@@ -75,13 +75,13 @@ def export_tasks(run: str, folder: Path) -> Export:
     found = iter_questions(artifact.url, QuestionFilter(limit=None), samples=False, prompts=True)
     # Tasks are by position, which prompts with the gold documents alone, or with none, do not have. A question of which
     # a server refused a prompt has no answer that another one could be compared with.
-    asked = (row for row in found if row["documents"] in study.prompt_lengths and "refused" not in row["outcomes"])
+    answered = (row for row in found if row["documents"] in study.prompt_lengths and "refused" not in row["outcomes"])
     is_new = not folder.exists()
     # Before the prompts are built, which takes long.
     with storage_errors(str(folder), "FOLDER"):
         folder.mkdir(parents=True, exist_ok=True)
     try:
-        rows = list(_checked(asked, study))
+        rows = list(_checked(answered, study))
     except UserError:
         if is_new:
             folder.rmdir()

@@ -95,7 +95,7 @@ def predict(stage: Stage, study: Study, context: RunContext, file: str, count: i
 
 
 def _read_answers(parts: TableParts, refused_parts: TableParts, count: int, prompts_per_example: int) -> Answers:
-    """All that is stored of `count` examples.
+    """Read all answers and refusals that are stored of `count` examples.
 
     Raises:
         TransientError: if that is not all.
@@ -111,7 +111,7 @@ def _read_answers(parts: TableParts, refused_parts: TableParts, count: int, prom
 
 
 def _require_few_refused(refused: pa.Table, count: int, max_fraction: float, url: str) -> None:
-    """Refuse to leave out too many of `count` examples. It depends on no order in which they are asked.
+    """Require that at most a fraction of `count` examples is left out. The order of the questions does not matter.
 
     Args:
         url: where the refusals are stored.

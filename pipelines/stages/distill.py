@@ -18,10 +18,10 @@ from pos2distill.urls import storage_errors
 
 from ..artifact_names import CHECKPOINT
 from ..executors import saved_by
-from ..executors.protocol import Tracker
+from ..executors.protocol import Reporter
 from ..interrupt import interruptible
 from ..progress import is_quiet
-from ..progress_tracker import ProgressSpec, RunProgress
+from ..progress_reporter import ProgressSpec, RunProgress
 from . import sample
 from .answers import PROMPT_FIELDS
 from .plan_context import PlanContext
@@ -108,19 +108,21 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     spec = resumed_spec(
         sample.progress_spec(samples, context, "distill", epochs=job.study.training.epochs), stage.artifact
     )
-    with context.executor.track(spec) as tracker:
+    with context.executor.report_progress(spec) as reporter:
         in_order = job.study.training.order == "fixed"
-        stream = sample.sample_stream(samples, context.runtime, tracker, return_samples=True, preserve_order=in_order)
+        stream = sample.sample_stream(samples, context.runtime, reporter, return_samples=True, preserve_order=in_order)
         try:
-            outcome, signal = interruptible(lambda: context.executor.train(job, stream, tracker), tracker.request_stop)
+            outcome, signal = interruptible(
+                lambda: context.executor.train(job, stream, reporter), reporter.request_stop
+            )
         except UserError:
             # Where another driver has taken the run over, that is what the user must know.
             context.lease.check()
             record_stopped(stage, context, lambda: _seconds(start))
             if streamed:
-                _keep_samples(samples, context.runtime, _read(tracker))
+                _keep_samples(samples, context.runtime, _read(reporter))
             raise
-        progress = tracker.read()
+        progress = reporter.read()
     # Here, since what workers print is not shown.
     for warning in outcome.warnings:
         warn(warning)
@@ -177,11 +179,11 @@ def resumed_spec(spec: ProgressSpec, checkpoint: Artifact) -> ProgressSpec:
     return replace(spec, trained=round(last["fraction"] * spec.total))
 
 
-def _read(tracker: Tracker) -> RunProgress:
-    """The latest figures; zeros if the tracker is gone with its cluster."""
+def _read(reporter: Reporter) -> RunProgress:
+    """The latest figures; zeros if the reporter is gone with its cluster."""
     try:
-        return tracker.read()
-    except Exception:  # of Ray, or of the transport below it; the error that ended the run is shown
+        return reporter.read()
+    except Exception:  # from Ray or its transport; the error that ended the run is shown
         return RunProgress()
 
 

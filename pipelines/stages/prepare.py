@@ -18,7 +18,7 @@ from ..artifact_names import EXAMPLES
 from .stage import Digests, Input, RunContext, Stage
 
 TRAIN, EVALUATION = "train.parquet", "evaluation.parquet"
-_COUNTS = {TRAIN: "train", EVALUATION: "eval"}  # of the manifest
+_COUNTS = {TRAIN: "train", EVALUATION: "eval"}  # names of the counts in the manifest
 _LOCATIONS = "locations.json"
 
 # How questions are worded and scored does not matter here, and `longest_prompt` stands for the prompt lengths.

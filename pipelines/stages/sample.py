@@ -29,14 +29,14 @@ from pos2distill.sampling.operators import (
     generation_operators,
     store_samples,
 )
-from pos2distill.sampling.prompting import PromptSpec, show_teacher_prompts
+from pos2distill.sampling.prompting import PromptSpec, replace_with_teacher_prompts
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.samples import SampleStore
 from pos2distill.store.selection import Selection
 
 from ..artifact_names import SAMPLES
-from ..executors.protocol import Stream, Tracker
-from ..progress_tracker import ProgressSpec, RunProgress
+from ..executors.protocol import Reporter, Stream
+from ..progress_reporter import ProgressSpec, RunProgress
 from .answers import PROMPT_FIELDS
 from .plan_context import PlanContext
 from .prepare import TRAIN, training_examples, training_ids
@@ -111,21 +111,21 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     SampleStore(stage.artifact).open()
     if len(selection(stage).missing):
         spec = progress_spec(stage, context, "sample")
-        with context.executor.track(spec) as tracker:
-            stream = sample_stream(stage, context.runtime, tracker, return_samples=False)
-            samples = context.executor.map(stream.blocks(), stream.operators, label="sampling", tracker=tracker)
+        with context.executor.report_progress(spec) as reporter:
+            stream = sample_stream(stage, context.runtime, reporter, return_samples=False)
+            samples = context.executor.map(stream.blocks(), stream.operators, label="sampling", reporter=reporter)
             try:
                 for _ in samples:
                     pass  # the last operator has stored and counted the samples
             except (UserError, KeyboardInterrupt):
-                record_stopped(stage, context, lambda: seconds(tracker.read()))
+                record_stopped(stage, context, lambda: seconds(reporter.read()))
                 raise
-            progress = tracker.read()
+            progress = reporter.read()
     return publish(stage, context.runtime, progress)
 
 
 def progress_spec(stage: Stage, context: RunContext, label: str, *, epochs: int = 1) -> ProgressSpec:
-    """What is tracked while samples are made.
+    """The progress that is reported while samples are made.
 
     Args:
         label: `sample` or `distill`. epochs: how often the samples are counted.
@@ -145,14 +145,14 @@ def progress_spec(stage: Stage, context: RunContext, label: str, *, epochs: int 
 
 
 def sample_stream(
-    stage: Stage, runtime: Runtime, tracker: Tracker, *, return_samples: bool, preserve_order: bool = False
+    stage: Stage, runtime: Runtime, reporter: Reporter, *, return_samples: bool, preserve_order: bool = False
 ) -> Stream:
     """The samples that the store lacks. Each block becomes one part of the store.
 
     Args:
         return_samples: return tables of `SAMPLE_SCHEMA`; else ids alone.
     """
-    operators = sampling_operators(stage, runtime, tracker, return_samples=return_samples)
+    operators = sampling_operators(stage, runtime, reporter, return_samples=return_samples)
     # Called whenever workers start, because less is missing after a restart.
     blocks = functools.partial(missing_blocks, stage, runtime.samplers.batch_size)
     return Stream(blocks, operators, preserve_order)
@@ -189,8 +189,8 @@ def sampling_operators(
         with_examples=True,
     )
     if study.method.teacher_gets_another_prompt:
-        show = functools.partial(show_teacher_prompts, study=study)
-        operators.append(TaskOperator("teacher prompts", show, runtime.samplers.max))
+        replace_prompts = functools.partial(replace_with_teacher_prompts, study=study)
+        operators.append(TaskOperator("teacher prompts", replace_prompts, runtime.samplers.max))
     if teacher.get("teacher") == "cached":
         create = functools.partial(_create_teacher, base.model, teacher["alignment"], runtime.teachers)
         operators.append(ActorOperator(TEACHERS, create, runtime.teachers))

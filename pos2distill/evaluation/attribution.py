@@ -25,12 +25,12 @@ class Attribution:
 
     def __init__(self, question: str, metric: Metric, documents: Sequence[Document]) -> None:
         self.metric: Metric = metric
-        self.asked = set(normalize(question).split())
+        self.question_words = set(normalize(question).split())
         self.words = [set(normalize(f"{document.title} {document.text}").split()) for document in documents]
 
     def __call__(self, text: str) -> list[int]:
         """Indices of the documents that hold the answer of a text."""
-        said = set(normalize(compared_text(self.metric, text)).split()) - self.asked
+        said = set(normalize(compared_text(self.metric, text)).split()) - self.question_words
         return [index for index, words in enumerate(self.words) if said and said <= words]
 
 

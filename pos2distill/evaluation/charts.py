@@ -58,11 +58,16 @@ def theme(*, dark: bool = False) -> Spec:
             "titleFontSize": 12,
             "titleFontWeight": "normal",
         },
-        "legend": {"labelColor": colors["text"], "titleColor": colors["text"], "labelFontSize": 13, "symbolSize": 120}
-        # Not as pale as the bands of intervals, which the legend describes too.
-        | {"symbolOpacity": 1}
-        # Names of models are longer than Vega's 160 pixels, and a narrow screen has 320 for them.
-        | {"labelLimit": 320},
+        "legend": {
+            "labelColor": colors["text"],
+            "titleColor": colors["text"],
+            "labelFontSize": 13,
+            "symbolSize": 120,
+            # Not as pale as the bands of intervals, which the legend describes too.
+            "symbolOpacity": 1,
+            # Names of models are longer than Vega's 160 pixels, and a narrow screen has 320 for them.
+            "labelLimit": 320,
+        },
         "header": {"labelColor": colors["text"], "titleColor": colors["text"], "labelFontSize": 13},
         "title": {"color": colors["text"], "fontSize": 13, "fontWeight": "normal"},
         "rule": {"color": colors["text"]},

@@ -179,7 +179,7 @@ def _to_view(prompts: EvaluatedPrompts, metric: Metric, examples: Sequence[Examp
 
 
 def _by_prompt(predictions: pa.Table, documents: int) -> dict[tuple[str, int], dict[str, Any]]:
-    """By example and placement: the answers to prompts of this length with the data set's order of distractors."""
+    """Answers, by example and placement, to prompts of this length with the data set's order of distractors."""
     columns = ["example_id", "placement", "group", "slots", "text", "correct", "finish_reason"]
     selected = predictions.filter((pc.field("documents") == documents) & (pc.field("order") == 0)).select(columns)
     return {(row["example_id"], row["placement"]): row for row in selected.to_pylist()}

@@ -173,7 +173,7 @@ def render_analysis(name: str, analyses: Mapping[str, Mapping[str, Any]]) -> dic
 
 
 def _shown_curves(inputs: ReportInputs) -> list[ShownCurves]:
-    """In the order of the page's selection: every prompt length of the main task, then other tasks."""
+    """The curves that the page can show, in their order: prompt lengths of the main task, then other tasks."""
     is_rank = inputs.run.settings["inference"]["method"] == "reorder"
     marked = inputs.advantageous[0] if inputs.advantageous and not is_rank else None
     documents = inputs.main.before.documents
@@ -196,7 +196,7 @@ def _curves(comparison: Comparison) -> dict[str, Curve]:
 
 
 def _references(comparison: Comparison) -> dict[str, dict[str, Any]]:
-    """By model, as a chart shows them; empty if they were not evaluated."""
+    """The reference prompts' results by model, as a chart shows them; empty if they were not evaluated."""
     by_model: dict[str, dict[str, Any]] = {}
     for name, compared in (comparison.references or {}).items():
         by_model.setdefault(BEFORE, {})[name] = compared["base"]

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from pos2distill.evaluation.statistics import Floats, fraction_interval, ratio_interval
 
 RESAMPLES = 2000
-SHOWN_TOKENS = 64  # of `nats_by_token`
+SHOWN_TOKENS = 64  # length of `nats_by_token`
 
 # (name, at least so many tokens, or this fraction of a response, rounded up)
 _TOPS = (("top_1", 1, 0.0), ("top_3", 3, 0.0), ("top_10_percent", 1, 0.1))

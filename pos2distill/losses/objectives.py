@@ -10,7 +10,7 @@ from pos2distill.config import MethodSection
 from pos2distill.losses.weights import adaptive_weights, position_weights
 
 # Values of `slot_N` that are not slots: rows at the advantageous slots, and rows that only make ranks equally long.
-ANCHOR, FILLER = -1, -2
+ANCHOR, PADDING = -1, -2
 
 
 def row_coefficients(method: MethodSection, loss_N: Tensor, reference_N: Tensor, slot_N: Tensor) -> Tensor:
@@ -29,10 +29,10 @@ def row_coefficients(method: MethodSection, loss_N: Tensor, reference_N: Tensor,
         method: weights and lambda.
         loss_N: (N,) nats, of the whole global batch; not used for uniform weights.
         reference_N: (N,) nats, the base model's cross-entropies; used for adaptive weights only.
-        slot_N: (N,) int, the slot of a trivial row; or ANCHOR, or FILLER.
-    Returns: (N,) float32, detached; 0 for filler.
+        slot_N: (N,) int, the slot of a trivial row; or ANCHOR, or PADDING.
+    Returns: (N,) float32, detached; 0 for padding.
     """
-    real_N = slot_N != FILLER
+    real_N = slot_N != PADDING
     loss_M, slot_M = loss_N[real_N], slot_N[real_N]
     anchor_M = (slot_M == ANCHOR).float()
     if method.weights == "adaptive":

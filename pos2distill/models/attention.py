@@ -34,13 +34,13 @@ row of 1,640 tokens (torch 2.13, forward and backward). On a GPU only calls with
 _Kernel = Callable[..., tuple[Tensor, Any]]
 
 
-def leave_out_cudnn() -> None:
-    """From now on, let torch compute `scaled_dot_product_attention` by any of its kernels but cuDNN's.
+def disable_cudnn_attention() -> None:
+    """Disable cuDNN's kernel for torch's `scaled_dot_product_attention`, from now on and in the whole process.
 
     cuDNN's builds a plan for every new shape, which takes up to half a second, forward and backward each, and here
     nearly every row has a length of its own. torch 2.11 prefers it in 16 bits on GPUs of compute capability 9.0 and
-    10.0, such as the H100 (`check_prefer_cudnn_attention` in its sdp_utils.cpp). For the whole process, since a context
-    that restores torch's flags would restore wrong ones where threads overlap.
+    10.0, such as the H100 (`check_prefer_cudnn_attention` in its sdp_utils.cpp). There is no context that restores
+    torch's flags, since it would restore wrong ones where threads overlap.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
 
@@ -92,7 +92,7 @@ def packed_eager(
     packed_rows: PackedRows | None = None,
     **settings: Any,
 ) -> tuple[Tensor, None]:
-    """As `packed_sdpa`, by the model's own plain attention, which knows its soft caps and sinks."""
+    """Like `packed_sdpa`, by the model's own plain attention, which knows its soft caps and sinks."""
     packed_rows = _require_packed(packed_rows, module)
     return _attend_row_by_row(
         eager_kernel(module),
@@ -122,7 +122,7 @@ def packed_varlen(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """As `packed_sdpa`, by flash-attn's variable-length kernel: all rows in one call.
+    """Like `packed_sdpa`, by flash-attn's variable-length kernel: all rows in one call.
 
     The kernel aligns a row's last query with its last key (flash-attn 2.1 and later), which is where they are here.
 
@@ -216,7 +216,7 @@ def _attend_row_by_row(
 
 
 def _require_packed(packed_rows: PackedRows | None, module: torch.nn.Module) -> PackedRows:
-    """Refuse a model that did not pass `packed_rows` on.
+    """Reject a model that did not pass `packed_rows` on.
 
     Raises:
         UserError: if the model did not pass `packed_rows` on; tokens would see other rows.

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from pos2distill.config import ModelSection
-from pos2distill.errors import UserError, did_you_mean_one
+from pos2distill.errors import UserError, collapse_whitespace, did_you_mean_one
 from pos2distill.models.files import local_folder
 from pos2distill.models.load import load_config
 from pos2distill.tasks.thoughts import begun_thought
@@ -28,42 +28,44 @@ def check_template(tokenizer: PreTrainedTokenizerBase, model: ModelSection, *, h
         UserError: if the template is not valid, does not show what the messages say, or does not know a variable of
             `model.chat_template_kwargs`.
     """
-    shown = model.path
+    model_name = model.path
     kwargs: Mapping[str, Any] = model.chat_template_kwargs
     if kwargs:
-        _check_kwargs(tokenizer, shown, kwargs)
+        _check_kwargs(tokenizer, model_name, kwargs)
     turns = [{"role": "user", "content": f"{_PROBE}-1"}, {"role": "assistant", "content": f"{_PROBE}-2"}]
     try:
         rendered = str(tokenizer.apply_chat_template(turns, tokenize=False, **kwargs))
     except Exception as error:  # a template is a program of the model's authors, and can raise anything
-        reason = " ".join(str(error).split())
-        raise UserError(f"{shown}: its chat template cannot be used ({reason}); correct it or copy it again") from error
+        reason = collapse_whitespace(error)
+        raise UserError(
+            f"{model_name}: its chat template cannot be used ({reason}); correct it or copy it again"
+        ) from error
     for message in (f"{_PROBE}-1", f"{_PROBE}-2"):
         if message not in rendered:
-            raise UserError(f"{shown}: its chat template leaves out a message; correct it or copy it again")
+            raise UserError(f"{model_name}: its chat template leaves out a message; correct it or copy it again")
     if has_system:
-        _check_system(tokenizer, shown, turns, kwargs)
+        _check_system(tokenizer, model_name, turns, kwargs)
 
 
 def _check_system(
-    tokenizer: PreTrainedTokenizerBase, shown: str, turns: Sequence[Mapping[str, str]], kwargs: Mapping[str, Any]
+    tokenizer: PreTrainedTokenizerBase, model_name: str, turns: Sequence[Mapping[str, str]], kwargs: Mapping[str, Any]
 ) -> None:
-    """Refuse a chat template, which is valid otherwise, that takes no system message, as that of Gemma 2."""
+    """Reject a chat template, which is valid otherwise, that takes no system message, as that of Gemma 2."""
     messages = [{"role": "system", "content": f"{_PROBE}-3"}, *map(dict, turns)]
     why = ""
     try:
         rendered = str(tokenizer.apply_chat_template(messages, tokenize=False, **kwargs))
     except Exception as error:  # as above
-        rendered, why = "", f" ({' '.join(str(error).split())})"
+        rendered, why = "", f" ({collapse_whitespace(error)})"
     if f"{_PROBE}-3" not in rendered:
         raise UserError(
-            f"data.template.system: the chat template of {shown} takes no system message{why}; write its text into "
-            f"data.template.user"
+            f"data.template.system: the chat template of {model_name} takes no system message{why}; write its text "
+            f"into data.template.user"
         )
 
 
-def _check_kwargs(tokenizer: PreTrainedTokenizerBase, shown: str, kwargs: Mapping[str, Any]) -> None:
-    """Refuse variables that the chat template does not name: jinja would ignore a misspelled one."""
+def _check_kwargs(tokenizer: PreTrainedTokenizerBase, model_name: str, kwargs: Mapping[str, Any]) -> None:
+    """Reject variables that the chat template does not name: jinja would ignore a misspelled one."""
     reserved = {"messages", *inspect.signature(tokenizer.apply_chat_template).parameters}
     words = set(re.findall(r"[A-Za-z_]\w*", tokenizer.get_chat_template())) - reserved
     for name in kwargs:
@@ -71,7 +73,7 @@ def _check_kwargs(tokenizer: PreTrainedTokenizerBase, shown: str, kwargs: Mappin
             raise UserError(f"model.chat_template_kwargs: {name}: is not for a user to set; leave it out")
         if name not in words:
             raise UserError(
-                f"model.chat_template_kwargs: {name}: the chat template of {shown} has no such variable"
+                f"model.chat_template_kwargs: {name}: the chat template of {model_name} has no such variable"
                 f"{did_you_mean_one(name, words)}"
             )
 
@@ -91,7 +93,7 @@ def end_of_turn_id(tokenizer: PreTrainedTokenizerBase) -> int:
     Raises:
         UserError: if there is neither.
     """
-    # With a user's message, since some templates refuse a conversation that the assistant begins.
+    # With a user's message, since some templates reject a conversation that the assistant begins.
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}]
     rendered = str(tokenizer.apply_chat_template(turns, tokenize=False))
     # The template can repeat a message, so the last occurrence counts.

@@ -35,9 +35,9 @@ from pos2distill.models.load import (
 from pos2distill.models.stored_tensors import DTYPES, StoredTensor, read_headers
 from pos2distill.models.trainable import (
     is_quantized,
-    refuse_attention,
-    refuse_quantized,
-    refuse_unpackable,
+    reject_attention,
+    reject_quantized,
+    reject_unpackable,
     require_trainable_family,
 )
 from pos2distill.urls import open_url
@@ -47,8 +47,8 @@ MAX_VALUE_BYTES = 2 << 30
 MAX_VALUE_BYTES_OF_URL = 256 << 20
 
 _READ_BYTES = 64 << 20  # held in memory at a time
-_BLOCK_BYTES = 4 << 20  # of one read
-_MIN_SAMPLE_BYTES = 64 << 10  # of one tensor
+_BLOCK_BYTES = 4 << 20  # size of one read
+_MIN_SAMPLE_BYTES = 64 << 10  # minimum for one tensor
 
 # IEEE 754: the bits of positive infinity. With the sign bit cleared, larger bits are NaN and smaller ones finite.
 _INFINITY: dict[str, tuple[type[np.unsignedinteger[Any]], int]] = {
@@ -106,7 +106,7 @@ def check_trainable(model: ModelSection, *, on_gpu: bool) -> None:
     with _config_folder(model) as folder:
         config = load_config(model, folder=folder)
         require_trainable_family(config, model.path)
-        refuse_quantized(config, model.path)
+        reject_quantized(config, model.path)
         attention = resolve_attention(model.attention, torch_dtype(model.dtype), torch.device("cpu"))
         if on_gpu or attention == "flash_attention_2":
             lm = empty_model(model, folder=folder)
@@ -114,8 +114,8 @@ def check_trainable(model: ModelSection, *, on_gpu: bool) -> None:
             register_kernels()
             with attention_errors(model, attention):
                 lm = empty_model(model, folder=folder, attention=PACKED[attention])
-            refuse_attention(lm, attention, shown=model.path)
-        refuse_unpackable(lm, context=context_length(model, folder=folder), shown=model.path)
+            reject_attention(lm, attention, model_name=model.path)
+        reject_unpackable(lm, context=context_length(model, folder=folder), model_name=model.path)
 
 
 def check_sharded(model: ModelSection) -> None:
@@ -167,23 +167,23 @@ def _check(
 
 def _compare(tensors: dict[str, StoredTensor], described: PreTrainedModel, model: ModelSection, folder: str) -> None:
     """Compare the stored tensors with the model that the config in `folder` describes."""
-    shown = model.path
+    model_name = model.path
     expected = described.state_dict()
     architecture = type(described).__name__
     for name, stored in tensors.items():
         parameter = expected.get(name)
         if parameter is not None and parameter.is_floating_point() and stored.dtype not in DTYPES:
             raise UserError(
-                f"{shown}/{stored.file}: tensor {name} is stored as {stored.dtype}, expected a floating-point type; "
-                f"a quantized model must say so in config.json (quantization_config)"
+                f"{model_name}/{stored.file}: tensor {name} is stored as {stored.dtype}, expected a floating-point "
+                f"type; a quantized model must say so in config.json (quantization_config)"
             )
     # Shapes before names: a config of another size lacks layers too, and its shapes say more.
     missing, extra, mismatched = _load_on_meta(type(described), tensors, model, folder)
     # Before the single errors: if no tensor belongs to the model, each of them is only a symptom.
     if tensors and len(extra) >= len(tensors):
         raise UserError(
-            f"{shown}: none of its {len(tensors)} tensors (first {min(tensors)}) belongs to the {architecture} that "
-            f"config.json describes; the weights and config.json are of different models"
+            f"{model_name}: none of its {len(tensors)} tensors (first {min(tensors)}) belongs to the {architecture} "
+            f"that config.json describes; the weights and config.json are of different models"
         )
     if mismatched:
         name, stored_shape, shape = mismatched[0]
@@ -191,18 +191,18 @@ def _compare(tensors: dict[str, StoredTensor], described: PreTrainedModel, model
         if name in tensors:
             file, cause = f"/{tensors[name].file}", "the weights and config.json are of different models"
         raise UserError(
-            f"{shown}{file}: tensor {name} has shape {list(stored_shape)}, config.json describes {list(shape)} "
+            f"{model_name}{file}: tensor {name} has shape {list(stored_shape)}, config.json describes {list(shape)} "
             f"({_count(mismatched)}); {cause}"
         )
     if missing:
         raise UserError(
-            f"{shown}: tensor {missing[0]} of shape {list(expected[missing[0]].shape)} is missing "
+            f"{model_name}: tensor {missing[0]} of shape {list(expected[missing[0]].shape)} is missing "
             f"({_count(missing)} of {len(expected)}); copy the whole model, or correct config.json"
         )
     if extra:
         warn(
-            f"{shown}: {_count(extra)} (first {extra[0]}) not part of the {architecture} that config.json describes, "
-            f"ignored"
+            f"{model_name}: {_count(extra)} (first {extra[0]}) not part of the {architecture} that config.json "
+            f"describes, ignored"
         )
 
 
@@ -257,16 +257,16 @@ def _check_tied(
     root: str,
     tensors: dict[str, StoredTensor],
     described: PreTrainedModel,
-    shown: str,
+    model_name: str,
     limit: int,
 ) -> None:
-    """Refuse two different tensors that the config makes one: programs differ in which of them they use."""
+    """Reject two different tensors that the config makes one: programs differ in which of them they use."""
     tied: dict[str, str] = described.all_tied_weights_keys
     for target, source in tied.items():
         head, embeddings = tensors.get(target), tensors.get(source)
         if head and embeddings and not _are_equal(fs, root, head, embeddings, limit):
             raise UserError(
-                f"{shown}: {target} and {source} are stored with different values, but config.json ties them; set "
+                f"{model_name}: {target} and {source} are stored with different values, but config.json ties them; set "
                 f"tie_word_embeddings to false in config.json to use both"
             )
 
@@ -286,8 +286,8 @@ def _are_equal(fs: AbstractFileSystem, root: str, one: StoredTensor, other: Stor
     return True
 
 
-def _check_values(fs: AbstractFileSystem, root: str, shown: str, tensors: list[StoredTensor], limit: int) -> None:
-    """Read the values, or a sample of `limit` bytes, and refuse NaN and infinity."""
+def _check_values(fs: AbstractFileSystem, root: str, model_name: str, tensors: list[StoredTensor], limit: int) -> None:
+    """Read the values, or a sample of `limit` bytes, and reject NaN and infinity."""
     floating = [tensor for tensor in tensors if tensor.dtype in _INFINITY]
     total = sum(tensor.end - tensor.start for tensor in floating)
     # A quantized model may have no floating-point tensor, hence `max`.
@@ -299,9 +299,9 @@ def _check_values(fs: AbstractFileSystem, root: str, shown: str, tensors: list[S
             batch.append((tensor, start, end))
             batch_bytes += end - start
             if batch_bytes >= _READ_BYTES:
-                _check_batch(fs, root, shown, batch)
+                _check_batch(fs, root, model_name, batch)
                 batch, batch_bytes = [], 0
-    _check_batch(fs, root, shown, batch)
+    _check_batch(fs, root, model_name, batch)
 
 
 def blocks_to_read(tensor: StoredTensor, fraction: float) -> Iterator[tuple[int, int]]:
@@ -324,7 +324,9 @@ def blocks_to_read(tensor: StoredTensor, fraction: float) -> Iterator[tuple[int,
         yield tensor.start + offset, tensor.start + offset + block
 
 
-def _check_batch(fs: AbstractFileSystem, root: str, shown: str, batch: list[tuple[StoredTensor, int, int]]) -> None:
+def _check_batch(
+    fs: AbstractFileSystem, root: str, model_name: str, batch: list[tuple[StoredTensor, int, int]]
+) -> None:
     paths, starts, ends = [], [], []
     for tensor, start, end in batch:
         paths.append(f"{root}/{tensor.file}")
@@ -340,7 +342,7 @@ def _check_batch(fs: AbstractFileSystem, root: str, shown: str, batch: list[tupl
         if highest >= infinity:
             found = "infinite values" if highest == infinity else "NaN"
             raise UserError(
-                f"{shown}/{tensor.file}: tensor {tensor.name} holds {found}, expected finite weights; "
+                f"{model_name}/{tensor.file}: tensor {tensor.name} holds {found}, expected finite weights; "
                 f"the training that wrote it diverged or the file is corrupt: take another checkpoint"
             )
 

@@ -20,7 +20,7 @@ _PLAIN_FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3")
 
 
 def check_inference(model: ModelSection, inference: InferenceSection) -> None:
-    """Refuse a model that the method, or the scales in its own config, cannot be applied to, before anything starts.
+    """Reject a model that the method, or the scales in its own config, cannot be applied to, before anything starts.
 
     No weights are loaded.
 
@@ -55,7 +55,7 @@ def check_inference(model: ModelSection, inference: InferenceSection) -> None:
 
 
 def require_position_room(model: ModelSection, config: Any, factor: float) -> None:
-    """Refuse a model with fewer positions than `factor` times its context, since shifted rows would need more.
+    """Reject a model with fewer positions than `factor` times its context, since shifted rows would need more.
 
     RoPE scales divide positions, so that with scales above 1 more of them fit, and with scales below 1 fewer.
 
@@ -76,39 +76,39 @@ def require_position_room(model: ModelSection, config: Any, factor: float) -> No
         )
 
 
-def _require_scalable_in_vllm(config: Any, shown: str) -> None:
+def _require_scalable_in_vllm(config: Any, model_name: str) -> None:
     text_config = config.get_text_config()
     # SmolLM 3, for example, which vLLM 0.32 runs by transformers' code: its layers have no embedding of their own.
     if 0 in (getattr(text_config, "no_rope_layers", None) or ()):
         raise UserError(
-            f"{shown}: some of its layers have no RoPE (no_rope_layers), and the others cannot be scaled by layer in "
-            f"vLLM; set model.engine to hf"
+            f"{model_name}: some of its layers have no RoPE (no_rope_layers), and the others cannot be scaled by layer "
+            f"in vLLM; set model.engine to hf"
         )
     # DeepSeek V3, for example. vLLM 0.32 passes the embedding that all layers share to a module of its own.
     if getattr(text_config, "kv_lora_rank", None):
         raise UserError(
-            f"{shown}: has latent attention (kv_lora_rank), which cannot be scaled by layer in vLLM; set model.engine "
-            f"to hf"
+            f"{model_name}: has latent attention (kv_lora_rank), which cannot be scaled by layer in vLLM; set "
+            f"model.engine to hf"
         )
     for rope_type in rope_types(config):
         if rope_type not in _VLLM_TYPES:
             raise UserError(
-                f"{shown}: RoPE of type '{rope_type}' cannot be scaled by layer in vLLM; set model.engine to hf"
+                f"{model_name}: RoPE of type '{rope_type}' cannot be scaled by layer in vLLM; set model.engine to hf"
             )
 
 
-def _require_changed_layer(config: Any, first_layer: int, shown: str) -> None:
-    """Refuse a first layer beyond the last one: the unchanged model would be reported as Ms-PoE."""
+def _require_changed_layer(config: Any, first_layer: int, model_name: str) -> None:
+    """Reject a first layer beyond the last one: the unchanged model would be reported as Ms-PoE."""
     layers = config.get_text_config().num_hidden_layers
     if first_layer >= layers:
         raise UserError(
-            f"inference.ms_poe.first_layer: {first_layer}, but {shown} has {layers} layers, so none would change; "
+            f"inference.ms_poe.first_layer: {first_layer}, but {model_name} has {layers} layers, so none would change; "
             f"set it to {layers - 1} or less"
         )
 
 
 def _require_no_short_window(config: Any, model: ModelSection) -> None:
-    """Refuse layers that do not see the whole prompt: heads are ranked by their attention to all of it."""
+    """Reject layers that do not see the whole prompt: heads are ranked by their attention to all of it."""
     window = getattr(config.get_text_config(), "sliding_window", None)
     if window and window < context_length(model):
         raise UserError(
@@ -117,24 +117,24 @@ def _require_no_short_window(config: Any, model: ModelSection) -> None:
         )
 
 
-def _require_layers(config: Any, shown: str) -> None:
-    """Refuse to search scales by layer for a model with one layer."""
+def _require_layers(config: Any, model_name: str) -> None:
+    """Reject a search of scales by layer for a model with one layer."""
     if config.get_text_config().num_hidden_layers == 1:
         raise UserError(
-            f"{shown}: has one layer, so there are no scales by layer to search; set inference.method to uniform_scale "
-            f"and inference.scales to one number"
+            f"{model_name}: has one layer, so there are no scales by layer to search; set inference.method to "
+            f"uniform_scale and inference.scales to one number"
         )
 
 
-def _require_plain_family(config: Any, method: str, shown: str) -> None:
+def _require_plain_family(config: Any, method: str, model_name: str) -> None:
     family = config.get_text_config().model_type
     if family not in _PLAIN_FAMILIES:
         raise UserError(
-            f"{shown}: inference.method '{method}' supports {', '.join(_PLAIN_FAMILIES)}, not {family}, whose layers "
-            f"may rotate in another way"
+            f"{model_name}: inference.method '{method}' supports {', '.join(_PLAIN_FAMILIES)}, not {family}, whose "
+            f"layers may rotate in another way"
         )
-    if resolve_scales((), config, shown):
+    if resolve_scales((), config, model_name):
         raise UserError(
-            f"{shown}: its config.json has RoPE scales by layer ({CONFIG_KEY}), which inference.method '{method}' does "
-            f"not combine with"
+            f"{model_name}: its config.json has RoPE scales by layer ({CONFIG_KEY}), which inference.method '{method}' "
+            f"does not combine with"
         )

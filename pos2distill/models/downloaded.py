@@ -34,6 +34,6 @@ def _identity(folder: str) -> str:
     digest = hashlib.sha256()
     for path in sorted(Path(folder).iterdir()):
         if path.suffix in (".json", ".safetensors"):
-            status = path.stat()  # of the file itself: a snapshot holds links
+            status = path.stat()  # follows links: a snapshot consists of links
             digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
     return digest.hexdigest()[:32]

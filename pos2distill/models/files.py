@@ -25,7 +25,7 @@ _SAMPLE_BYTES = 1 << 16
 _SAMPLES = 256
 # The files of a model folder other than its weights. `.py` matters with trust_remote_code only; hashing it is harmless.
 _MODEL_FILES = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".py")
-_SAME_AFTER_A_CHANGE = {"name", "size", "type"}  # of a listing, also for another content of that length
+_SAME_AFTER_A_CHANGE = {"name", "size", "type"}  # fields of a listing that do not change with the content
 _MISTRAL_COPY = "consolidated"  # Mistral's own copy of the same weights begins with this
 _HUB_SECONDS = 8.0  # until the hub counts as unreachable
 

@@ -3,12 +3,12 @@
 Shapes: T tokens, H hidden size, V vocabulary.
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from fsspec.implementations.local import LocalFileSystem
 from safetensors import safe_open
 from torch import Tensor, nn
 
@@ -17,6 +17,7 @@ from pos2distill.errors import UserError
 from pos2distill.models.files import local_folder
 from pos2distill.models.load import load_config
 from pos2distill.models.loss_head import float32_logits
+from pos2distill.models.stored_tensors import INDEX, SINGLE_FILE, read_weight_map
 
 # Suffixes of tensor names, in order of preference: if the head is tied to the embedding, a checkpoint holds only the
 # embedding. `embed_out` and `embed_in` are GPT-NeoX's. A prefix says where the language model is in a larger one.
@@ -79,7 +80,7 @@ class FrozenHead(nn.Module):
             UserError: if the checkpoint has neither.
         """
         folder = Path(local_folder(model))
-        files = _tensor_files(folder)
+        files = _tensor_files(folder, model.path)
         name = _find(files, _HEAD_NAMES)
         if name is None:
             raise UserError(f"{model.path}: its safetensors hold none of {', '.join(_HEAD_NAMES)}")
@@ -97,14 +98,12 @@ class FrozenHead(nn.Module):
         return self.transform(float32_logits(hidden_TH.to(self.weight_VH), self.weight_VH, self.bias_V))
 
 
-def _tensor_files(folder: Path) -> dict[str, str]:
+def _tensor_files(folder: Path, model_name: str) -> dict[str, str]:
     """The file of each tensor of the checkpoint in `folder`, which consists of one file or of several."""
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return files
-    with safe_open(folder / "model.safetensors", framework="pt") as tensors:
-        return dict.fromkeys(tensors.keys(), "model.safetensors")
+    if (folder / INDEX).exists():
+        return read_weight_map(LocalFileSystem(), str(folder), model_name)
+    with safe_open(folder / SINGLE_FILE, framework="pt") as tensors:
+        return dict.fromkeys(tensors.keys(), SINGLE_FILE)
 
 
 def _find(names: Iterable[str], ends: Sequence[str]) -> str | None:

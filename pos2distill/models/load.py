@@ -23,12 +23,12 @@ from transformers import (
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
 from pos2distill.faults import error_file, error_text, find_refusal, fix_hint
-from pos2distill.models.attention import PACKED, leave_out_cudnn, register_kernels
+from pos2distill.models.attention import PACKED, disable_cudnn_attention, register_kernels
 from pos2distill.models.files import local_folder
 from pos2distill.models.rope.layer_scales import resolve_scales, scale_layers
 from pos2distill.models.trainable import (
-    refuse_attention,
-    refuse_unpackable,
+    reject_attention,
+    reject_unpackable,
     require_trainable_family,
 )
 
@@ -70,7 +70,7 @@ def _raise_if_refused(path: str, error: Exception) -> None:
 def _without_warnings_of_token_ids() -> Iterator[None]:
     """Without the warnings of transformers 5.19 of token ids outside of the vocabulary.
 
-    Those that are used are refused.
+    Those that are used are rejected.
     """
     logger = logging.getLogger("transformers.configuration_utils")
 
@@ -142,7 +142,7 @@ def load_model(
     if not list(Path(folder).glob("*.safetensors")):
         raise UserError(f"{model.path}: holds no weights in safetensors format")
     attention = resolve_attention(model.attention, compute_dtype or weights, torch.device(device))
-    leave_out_cudnn()
+    disable_cudnn_attention()
     implementation = attention
     if packed:
         require_trainable_family(load_config(model), model.path)
@@ -161,8 +161,8 @@ def load_model(
     loaded, loading = result
     _require_complete(loading["missing_keys"], model.path)
     if packed:
-        refuse_unpackable(loaded, context=context_length(model), shown=model.path)
-        refuse_attention(loaded, attention, shown=model.path)
+        reject_unpackable(loaded, context=context_length(model), model_name=model.path)
+        reject_attention(loaded, attention, model_name=model.path)
     scales = resolve_scales(model.rope_scales, loaded.config, model.path)
     if scales:
         scale_layers(loaded, scales, model.path)
@@ -173,7 +173,7 @@ def load_model(
 
 
 def _require_complete(missing: Collection[str], path: str) -> None:
-    """Refuse a model whose files lack weights: transformers would fill them with random numbers."""
+    """Reject a model whose files lack weights: transformers would fill them with random numbers."""
     if missing:
         first = min(missing)
         raise UserError(

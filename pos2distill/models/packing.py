@@ -219,7 +219,7 @@ def pack_rows(
         lengths: each row's length, prompt and response.
         group_ids: see `collate`.
     """
-    ranges: list[list[TokenRange]] = []  # of each row: its shared prefix, then its own tokens
+    ranges: list[list[TokenRange]] = []  # for each row: its shared prefix, then its own tokens
     shared_lengths: list[int] = []
     query_lengths: list[int] = []
     end = 0

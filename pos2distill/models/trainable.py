@@ -70,7 +70,7 @@ _STATE = "some of its layers carry a state from token to token, which packing wo
 _CONVOLUTION = "some of its layers are convolutions, which packing would run across rows"
 _CHUNKS = "its attention is chunked by position, which packing would shift"
 
-REFUSED = {
+REJECTED = {
     **dict.fromkeys(("biogpt", "bloom", "codegen", "falcon", "gpt_neo", "gptj", "mpt"), _OWN_ATTENTION),
     **dict.fromkeys(("stablelm", "xglm"), _OWN_ATTENTION),
     "doge": "its attention uses a mask of its own, computed from the values",
@@ -82,8 +82,8 @@ REFUSED = {
 """Other families that were tried, and why they cannot be trained (transformers 5.19)."""
 
 
-def require_trainable_family(config: Any, shown: str) -> None:
-    """Refuse a family of models that cannot be trained.
+def require_trainable_family(config: Any, model_name: str) -> None:
+    """Reject a family of models that cannot be trained.
 
     Raises:
         UserError: if the config is of a family that is not in `TRAINABLE`, with the reason and those that are.
@@ -91,9 +91,9 @@ def require_trainable_family(config: Any, shown: str) -> None:
     family = config.model_type
     if family in TRAINABLE:
         return
-    reason = REFUSED.get(family, "it was not tested with packed rows")
+    reason = REJECTED.get(family, "it was not tested with packed rows")
     raise UserError(
-        f"{shown}: a model of the family '{family}' cannot be trained: {reason}; supported: {', '.join(TRAINABLE)}"
+        f"{model_name}: a model of the family '{family}' cannot be trained: {reason}; supported: {', '.join(TRAINABLE)}"
     )
 
 
@@ -102,8 +102,8 @@ def is_quantized(config: Any) -> bool:
     return getattr(config, "quantization_config", None) is not None
 
 
-def refuse_quantized(config: Any, shown: str) -> None:
-    """Refuse a model whose weights are quantized.
+def reject_quantized(config: Any, model_name: str) -> None:
+    """Reject a model whose weights are quantized.
 
     Raises:
         UserError: if a model's weights are stored quantized (fp8, bitsandbytes, AWQ, GPTQ and others).
@@ -114,74 +114,76 @@ def refuse_quantized(config: Any, shown: str) -> None:
     settings = settings if isinstance(settings, dict) else vars(settings)
     kind = settings.get("quant_method", "an unknown method")
     raise UserError(
-        f"{shown}: its weights are quantized ({getattr(kind, 'value', kind)}); training, also of adapters, cached "
+        f"{model_name}: its weights are quantized ({getattr(kind, 'value', kind)}); training, also of adapters, cached "
         f"teachers and analyses need plain ones; set model.path to the model in bfloat16 or float32"
     )
 
 
-def refuse_unpackable(lm: Any, *, context: int, shown: str) -> None:
-    """Refuse what the settings in a model's config can change within a family.
+def reject_unpackable(lm: Any, *, context: int, model_name: str) -> None:
+    """Reject what the settings in a model's config can change within a family.
 
     Args:
         context: the largest number of tokens of a row.
-        shown: the model's name in messages.
+        model_name: the model's name in messages.
     Raises:
         UserError: if packed rows would give other results than the same rows one by one.
     """
     config = lm.config.get_text_config()
-    _refuse_unpackable_layers(lm, config, shown)
+    _reject_unpackable_layers(lm, config, model_name)
     longest = longest_with_fixed_rope(config)
     if longest and context > longest:
         raise UserError(
-            f"{shown}: beyond {longest} tokens its position encoding depends on the longest row of a batch; "
+            f"{model_name}: beyond {longest} tokens its position encoding depends on the longest row of a batch; "
             f"set model.max_length to {longest} or less"
         )
 
 
-def refuse_attention(lm: Any, attention: str, *, shown: str) -> None:
-    """Refuse an implementation of attention that ignores a part of the model's attention.
+def reject_attention(lm: Any, attention: str, *, model_name: str) -> None:
+    """Reject an implementation of attention that ignores a part of the model's attention.
 
     Args:
         attention: implementation, without its packed version.
-        shown: the model's name in messages.
+        model_name: the model's name in messages.
     Raises:
         UserError: naming the implementations that support all of it.
     """
     if attention == "sdpa" and getattr(lm.config.get_text_config(), "attn_logit_softcapping", None):
         raise UserError(
-            f"{shown}: its attention scores are soft-capped, which torch's kernels do not support; "
+            f"{model_name}: its attention scores are soft-capped, which torch's kernels do not support; "
             f"set model.attention to flash_attention_2 or eager"
         )
     if attention == "flash_attention_2":
-        _refuse_without_flash_attention(lm, attention, shown)
+        _reject_without_flash_attention(lm, attention, model_name)
 
 
-def _refuse_unpackable_layers(lm: Any, config: Any, shown: str) -> None:
+def _reject_unpackable_layers(lm: Any, config: Any, model_name: str) -> None:
     layer_types = set(getattr(config, "layer_types", None) or ())
     unsupported = sorted(layer_types - {"full_attention", "sliding_attention"})
     if unsupported:
-        raise UserError(f"{shown}: its layers of type '{unsupported[0]}' would mix packed rows")
+        raise UserError(f"{model_name}: its layers of type '{unsupported[0]}' would mix packed rows")
     # transformers 5.19 sets this where attention layers look up their kernel, as the packed kernels require.
     if not lm._supports_attention_backend:
         raise UserError(
-            f"{shown}: {type(lm).__name__} does not use transformers' attention interface, "
+            f"{model_name}: {type(lm).__name__} does not use transformers' attention interface, "
             f"so it cannot keep packed rows apart"
         )
     if lm._is_stateful:
-        raise UserError(f"{shown}: its layers carry a state from token to token; only attention can be trained")
+        raise UserError(f"{model_name}: its layers carry a state from token to token; only attention can be trained")
     if getattr(config, "attention_chunk_size", None):
-        raise UserError(f"{shown}: its attention is chunked by position, which packing rows would shift")
+        raise UserError(f"{model_name}: its attention is chunked by position, which packing rows would shift")
 
 
-def _refuse_without_flash_attention(lm: Any, attention: str, shown: str) -> None:
+def _reject_without_flash_attention(lm: Any, attention: str, model_name: str) -> None:
     # transformers 5.19 lists compatible versions only on models that flash-attn 2 computes wrongly.
     compatible = getattr(lm, "_compatible_flash_implementations", None)
     if compatible and "flash_attention_2" not in compatible:
-        raise UserError(f"{shown}: flash-attn 2 does not support all of its attention; set model.attention to eager")
+        raise UserError(
+            f"{model_name}: flash-attn 2 does not support all of its attention; set model.attention to eager"
+        )
     try:
         lm._flash_attn_can_dispatch(2)
     except (ImportError, ValueError) as error:
-        raise UserError(f"{shown}: model.attention={attention}: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{model_name}: model.attention={attention}: {str(error).splitlines()[0]}") from None
 
 
 def longest_with_fixed_rope(config: Any) -> int | None:

@@ -28,7 +28,7 @@ _PROMPT_COLUMNS = (
 )
 
 
-class Generate:
+class GenerationOperator:
     """Generates and processes responses to prompts. Holds one engine; calls may overlap.
 
     Args:
@@ -88,14 +88,20 @@ class Generate:
     ) -> tuple[GenerationResult, ProcessedResponse]:
         """Choose one of a prompt's results: not a failure if any succeeded, not an empty answer if any has text."""
         processed = [(result, self.process(result, gold_answers)) for result in results]
-        answered = [each for each in processed if not isinstance(each[0], Failure)]
-        # Without thoughts: they are much longer than answers, and would decide the choice. Without empty answers: their
-        # agreement is 0, like that of an answer that resembles no other, so one of them might be chosen.
-        with_answer = [each for each in answered if without_thought(each[1].truncated_text).strip()]
-        candidates = with_answer or answered or processed
-        if len(candidates) < 2:
+        succeeded = [each for each in processed if not isinstance(each[0], Failure)]
+        # Thoughts are removed: they are much longer than answers, and would decide the choice. Empty answers are left
+        # out: their agreement is 0, like that of an answer that resembles no other, so one of them might be chosen.
+        not_empty = [each for each in succeeded if without_thought(each[1].truncated_text).strip()]
+        if not_empty:
+            candidates = not_empty
+        elif succeeded:
+            candidates = succeeded
+        else:
+            candidates = processed
+        if len(candidates) == 1:
             return candidates[0]
-        return candidates[most_consistent([without_thought(response.truncated_text) for _, response in candidates])]
+        answers = [without_thought(response.truncated_text) for _, response in candidates]
+        return candidates[most_consistent(answers)]
 
     async def _generate(self, batch: pa.Table, params: SamplingParams, number: int) -> list[GenerationResult]:
         """One result for every row. Rows without a prompt do not reach the engine.

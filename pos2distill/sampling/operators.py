@@ -1,6 +1,7 @@
 """The steps from examples to stored samples and predictions: callables from Arrow table to Arrow table.
 
-    fetch_examples -> build_prompts -> Generate -> (show_teacher_prompts) -> (TeacherEncoder) -> store_samples
+    fetch_examples -> build_prompts -> GenerationOperator
+        -> (replace_with_teacher_prompts) -> (TeacherEncoder) -> store_samples
 
 An executor decides where they run. Nothing here imports Ray, and what loads torch is imported only where the work is
 done, since processes that merely schedule operators load this module too.
@@ -20,7 +21,7 @@ from pos2distill.models.files import files_version
 from pos2distill.parquet import ParquetFile, open_parquet
 from pos2distill.records import PREDICTION_SCHEMA, REFUSAL_SCHEMA, SAMPLE_SCHEMA
 from pos2distill.sampling.engines.protocol import SamplingParams
-from pos2distill.sampling.generate import Generate
+from pos2distill.sampling.generate import GenerationOperator
 from pos2distill.sampling.prompting import PromptKey, PromptSpec, build_prompts
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
@@ -48,8 +49,8 @@ class ActorOperator:
 
     create: picklable; called once in each actor. pool: number of actors, their resources and batch size.
     is_async: `create` returns a coroutine function, whose calls may overlap.
-    only_needed: for asynchronous operators in a tracked stage. Before each batch (a whole block), ask the tracker which
-    samples are still needed and drop the others; wait if the samples in progress will probably suffice.
+    only_needed: for asynchronous operators in a stage that reports progress. Before each batch (a whole block), ask
+    which samples are still needed and drop the others; wait if the samples in progress will probably suffice.
     """
 
     name: str
@@ -96,7 +97,7 @@ def generation_operators(
         specs: prompt lengths and placements.
         params: without stop ids; the model's tokenizer decides them.
         samples_per_example: as `per_example` in `fetch_examples`.
-        candidates: see `Generate`.
+        candidates: see `GenerationOperator`.
         only_needed: see `ActorOperator`.
         record_too_long, with_examples, answered: see `build_prompts`.
     """
@@ -122,7 +123,7 @@ def generation_operators(
     )
     generate = ActorOperator(
         "samplers",
-        functools.partial(Generate, study, runtime, params, candidates=candidates),
+        functools.partial(GenerationOperator, study, runtime, params, candidates=candidates),
         pool,
         is_async=True,
         only_needed=only_needed,

@@ -159,7 +159,7 @@ def _build_prompt(
     return {"prompt_ids": prompt, "messages": None, "error": None}
 
 
-def show_teacher_prompts(responses: pa.Table, study: Study) -> pa.Table:
+def replace_with_teacher_prompts(responses: pa.Table, study: Study) -> pa.Table:
     """Replace each prompt by the teacher's prompt for the same example."""
     # Nothing is reserved, because the responses exist.
     builder = _token_builder(study, 0, files_version(study.model))

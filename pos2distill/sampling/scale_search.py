@@ -8,7 +8,7 @@ import pyarrow as pa
 from pos2distill.config import Runtime, Study
 from pos2distill.sampling.blocks import batches_of
 from pos2distill.sampling.engines.protocol import SamplingParams
-from pos2distill.sampling.generate import Generate, require_responses
+from pos2distill.sampling.generate import GenerationOperator, require_responses
 from pos2distill.sampling.operators import fetch_examples
 from pos2distill.sampling.prompting import PromptSpec, build_prompts
 from pos2distill.store.artifacts import Artifact
@@ -30,7 +30,7 @@ class ScaledAccuracy:
         index = pa.table({"index": np.arange(count)})
         prompts = build_prompts(fetch_examples(index, examples, file), study, [spec], tokens)
         self.batches = batches_of(prompts, runtime.samplers.batch_size)
-        self.generate = Generate(study, runtime, SamplingParams(0.0, 1.0, tokens, stop_ids=()))
+        self.generate = GenerationOperator(study, runtime, SamplingParams(0.0, 1.0, tokens, stop_ids=()))
 
     async def __call__(self, scales: tuple[float, ...]) -> list[float]:
         """The accuracy at each placement.

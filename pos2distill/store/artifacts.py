@@ -24,7 +24,7 @@ from pos2distill.store.files import ROW_GROUP_SIZE, is_corrupt, read_table, writ
 from pos2distill.urls import open_url, storage_errors
 
 _MANIFEST = "manifest.json"
-_SECONDS_FILE = "seconds.json"  # of runs that were stopped before the artifact was finished
+_SECONDS_FILE = "seconds.json"  # the seconds of runs that were stopped before they finished the artifact
 _SECONDS = pydantic.TypeAdapter(dict[str, float])
 
 
@@ -245,7 +245,7 @@ class Artifact:
                 raise UserError(f"{self.url}/{name}: {_again('corrupt', self.url)}") from None
 
     def require(self, *names: str) -> None:
-        """Refuse a finished artifact that lacks one of its files or folders.
+        """Reject a finished artifact that lacks one of its files or folders.
 
         Raises:
             UserError: with how to make it again.

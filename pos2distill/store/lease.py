@@ -56,7 +56,7 @@ from pos2distill.urls import open_url
 
 _PERIOD_SECONDS = 10.0  # between renewals
 _MISSED_PERIODS = 30  # without a renewal, until a holder counts as dead
-_POLLS_PER_PERIOD = 5  # of a waiting driver
+_POLLS_PER_PERIOD = 5  # how often a waiting driver reads the lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class _Holder:
     pid: int
     since: str
     period: float
-    missed_periods: int = 6  # of earlier versions, whose files do not say it
+    missed_periods: int = 6  # the value of earlier versions, whose files do not contain it
     beat: int = 0
 
     def __str__(self) -> str:
@@ -235,7 +235,7 @@ class _Renewal:
         self.on_lost = on_lost
         self.stop = threading.Event()
         self.last_began = time.monotonic()  # the last renewal that succeeded
-        self.failure: Exception | None = None  # of the one after it
+        self.failure: Exception | None = None  # error of the latest renewal, if it failed
         self.ending = threading.Lock()
         self.threads = [threading.Thread(target=each, daemon=True) for each in (self._renew, self._watch)]
         for thread in self.threads:

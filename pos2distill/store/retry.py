@@ -31,7 +31,7 @@ def retry_while_unreachable(call: Callable[[], _T], warn: Callable[[str], None])
     for number in itertools.count(1):
         try:
             return call()
-        except Exception as error:  # of file systems that share no base class
+        except Exception as error:  # errors of file systems share no base class
             if not (isinstance(error, TransientError) or is_transient(error)):
                 raise
             if number == 1:

@@ -3,7 +3,7 @@
 A part is named after the ids of its samples, so a batch that is written twice (its actor died after the write) gives
 one file. Writers that race may leave a sample in several parts; every reader uses the first of them in the order of
 part names. A corrupt part is named in the log, moved from `parts/` to `quarantine/`, and its samples count as missing;
-a store that is opened read-only refuses it instead.
+a store that is opened read-only rejects it instead.
 """
 
 import contextlib

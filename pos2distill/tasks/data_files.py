@@ -16,7 +16,7 @@ from pos2distill.config.formats import stem
 from pos2distill.errors import UserError, warn_once
 from pos2distill.urls import open_url, require_listable, storage_errors, why_not_found
 
-_WEB_PROTOCOLS = ("http://", "https://")  # of web servers, which list no files
+_WEB_PROTOCOLS = ("http://", "https://")  # web servers, which list no files
 
 
 def data_files(url: str) -> list[str]:

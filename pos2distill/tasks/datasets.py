@@ -156,10 +156,11 @@ class _ExampleSelection:
             skipped = ", ".join(f"{self.counts[reason]} {reason}" for reason in reasons)
             asking = "data.train_examples" if side == "train" else "data.eval_examples (or --examples with --model)"
             fraction = self.data.eval_fraction
-            # At these, the side has every example already.
-            other_remedy = (
-                "" if fraction == (1 if side == "eval" else 0) else f" or change data.eval_fraction ({fraction})"
-            )
+            # With this fraction, the side has every example already.
+            largest_fraction = 1 if side == "eval" else 0
+            other_remedy = ""
+            if fraction != largest_fraction:
+                other_remedy = f" or change data.eval_fraction ({fraction})"
             raise UserError(
                 f"{self.data.path}: {len(heap)} {side} examples, but {asking} asks for {needed}; "
                 f"lower it{other_remedy}" + (f"; records skipped: {skipped}" if skipped else "")
@@ -299,7 +300,7 @@ def _fit(example: Example, data: DataSection, documents: int, location: str) -> 
 
 
 def _check_distractors(example: Example, documents: int, location: str, *, may_be_alike: bool) -> None:
-    """Refuse distractors among which the position of a gold document means nothing.
+    """Reject distractors among which the position of a gold document means nothing.
 
     Args:
         documents: how many a prompt shows; only the distractors among them are checked.

@@ -1,6 +1,6 @@
 """Records of published files and of a user's own to examples. docs/data.md describes the formats.
 
-A record that breaks its format is refused. One that follows it but cannot be used gives the reason instead.
+A record that breaks its format is rejected. One that follows it but cannot be used gives the reason instead.
 """
 
 import difflib
@@ -134,7 +134,7 @@ def _parse_key_value(record: dict[str, Any], location: str) -> Example:
 def _parse_generic(record: dict[str, Any], location: str) -> Example:
     documents: list[Document] = []
     gold_indices: list[int] = []
-    hops: list[int | None] = []  # of the gold documents, counted from 1 as in the file
+    hops: list[int | None] = []  # hops of the gold documents, counted from 1 as in the file
     scores: list[float | None] = []
     for at, given in _objects(record, "documents", location):
         title = _field(given, "title", str, at) if "title" in given else ""
@@ -147,14 +147,14 @@ def _parse_generic(record: dict[str, Any], location: str) -> Example:
             raise UserError(f"{at}, hop: {hop}, but the document is not gold; leave hop out or set gold to true")
         documents.append(Document(title, _field(given, "text", str, at)))
         scores.append(_score(given, at))
-        _refuse_misspelled(given, _GENERIC_DOCUMENT_FIELDS, at)
+        _reject_misspelled(given, _GENERIC_DOCUMENT_FIELDS, at)
     for index, hop in zip(gold_indices, _generic_hops(hops, location), strict=True):
         documents[index] = replace(documents[index], hop=hop)
     documents = _ranked(documents, scores, location)
     question = _field(record, "question", str, location)
     identity = _field(record, "id", str, location) if "id" in record else question_id(question)
     example = Example(identity, question, _strings(record, "answers", location), tuple(documents))
-    _refuse_misspelled(record, _GENERIC_FIELDS, location)
+    _reject_misspelled(record, _GENERIC_FIELDS, location)
     return example
 
 
@@ -239,7 +239,7 @@ def _parse_musique(record: dict[str, Any], location: str) -> Example | Reason:
             supporting.add(number)
     hops: list[int] = []  # the number of each hop's paragraph
     for at, step in _objects(record, "question_decomposition", location):
-        # null means a hop without support, so the record is skipped. A missing field is refused by `_field`.
+        # null means a hop without support, so the record is skipped. A missing field is rejected by `_field`.
         if "paragraph_support_idx" in step and step["paragraph_support_idx"] is None:
             return "hop_without_paragraph"
         number = _field(step, "paragraph_support_idx", int, at)
@@ -324,8 +324,8 @@ def _field(record: dict[str, Any], name: str, kind: type, location: str, *, hint
     return record[name]
 
 
-def _refuse_misspelled(record: dict[str, Any], known: set[str], location: str) -> None:
-    """Refuse a field that looks like a misspelled optional one, since it would be ignored silently."""
+def _reject_misspelled(record: dict[str, Any], known: set[str], location: str) -> None:
+    """Reject a field that looks like a misspelled optional one, since it would be ignored silently."""
     absent = known - record.keys()
     for name in record:
         if name in known:

@@ -10,7 +10,7 @@ import ijson
 
 from pos2distill.errors import UserError
 
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of UTF-8
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # UTF-8
 
 # JSON can escape an unpaired surrogate (\ud83d alone), which is not a character and cannot be encoded as UTF-8 later.
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -22,7 +22,7 @@ _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<unpaired>u[dD][89a-fA-F])|.)",
     re.DOTALL,
 )
-_CHUNK_BYTES = 64 << 10  # of an array, read at a time
+_CHUNK_BYTES = 64 << 10  # how much of an array is read at a time
 _MAX_NESTED = 5_000  # brackets that a chunk opens and does not close; ijson's time is quadratic in the depth
 
 
@@ -65,7 +65,7 @@ def array_records(file: IO[bytes], url: str) -> Iterator[tuple[str, dict[str, An
         values = ijson.items(ijson.from_iter(_checked_chunks(file)), "item", map_type=_JsonObject, use_float=True)
         for number, value in enumerate(values, start=1):
             location = f"{url}, record {number}"
-            _refuse_repeated_names(value, location)
+            _reject_repeated_names(value, location)
             yield f"record {number}", _object(value, location)
     except _UnpairedSurrogateError:
         raise UserError(f"{url}, record {number + 1}: {_UNPAIRED_MESSAGE}") from None
@@ -141,7 +141,7 @@ def _how_to_correct(error: json.JSONDecodeError) -> str:
     return "; is the line cut off?" if is_cut else ""
 
 
-def _refuse_repeated_names(value: Any, location: str) -> None:
+def _reject_repeated_names(value: Any, location: str) -> None:
     """As `_object_of_pairs` does for a line, at any depth: more levels than Python lets a function call itself."""
     unseen = [value]
     while unseen:

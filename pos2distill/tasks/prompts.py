@@ -287,7 +287,7 @@ class PromptBuilder:
     def _encode_with_offsets(self, text: str) -> Any:
         try:
             return self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        except NotImplementedError:  # of tokenizers in Python (transformers 5.19)
+        except NotImplementedError:  # raised by tokenizers in Python (transformers 5.19)
             raise UserError(
                 f"{type(self.tokenizer).__name__} does not say where its tokens are in the text; set "
                 f"analysis.attention to false"

@@ -16,42 +16,42 @@ class DistContext:
 
     Attributes:
         rank: this worker's rank.
-        world: number of workers.
+        world_size: number of workers.
         device: where tensors of the default process group must be (NCCL: the GPU).
         sample_group: a process group on the CPU for the thread that gathers samples while gradients are reduced.
         control_group: another one for what the loop agrees on, which must not wait for the GPU.
     """
 
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
     device: str = "cpu"
     sample_group: Any = None
     control_group: Any = None
 
     @classmethod
-    def create(cls, rank: int, world: int, device: str = "cpu") -> "DistContext":
+    def create(cls, rank: int, world_size: int, device: str = "cpu") -> "DistContext":
         """The context of one rank, with its process groups. Called on every rank."""
-        if world == 1:
-            return cls(rank, world, device)
+        if world_size == 1:
+            return cls(rank, world_size, device)
         # A timeout of days: waiting for samples is not an error, however long it takes until sampling nodes start.
         sample_group = torch.distributed.new_group(backend="gloo", timeout=datetime.timedelta(days=7))
         # While samples are awaited, the ranks meet here every half second. A rank that hangs must not stop all of them.
         control_group = torch.distributed.new_group(backend="gloo", timeout=datetime.timedelta(minutes=30))
-        return cls(rank, world, device, sample_group, control_group)
+        return cls(rank, world_size, device, sample_group, control_group)
 
     def all_gather(self, value_C: Tensor) -> Tensor:
-        """Every rank's values, in rank order: (C,) -> (world * C,), on the CPU."""
-        if self.world == 1:
+        """Every rank's values, in rank order: (C,) -> (world_size * C,), on the CPU."""
+        if self.world_size == 1:
             return value_C
         own_C = value_C.to(self.device)
-        gathered = [torch.empty_like(own_C) for _ in range(self.world)]
-        # Requires equal sizes on all ranks; filler rows (`rows_of_rank`) make them equal.
+        gathered = [torch.empty_like(own_C) for _ in range(self.world_size)]
+        # Requires equal sizes on all ranks; padding rows (`rows_of_rank`) make them equal.
         torch.distributed.all_gather(gathered, own_C)
         return torch.cat(gathered).cpu()
 
     def all_reduce_max(self, value: int) -> int:
         """The greatest of all ranks' values."""
-        if self.world == 1:
+        if self.world_size == 1:
             return value
         greatest = torch.tensor(value)
         torch.distributed.all_reduce(greatest, torch.distributed.ReduceOp.MAX, group=self.control_group)
@@ -59,16 +59,16 @@ class DistContext:
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order. Values are pickled, so they should be small."""
-        if self.world == 1:
+        if self.world_size == 1:
             return [value]
-        gathered = [None] * self.world
+        gathered = [None] * self.world_size
         # On the CPU's group: with NCCL, torch moves pickled objects through GPU memory (torch 2.13).
         torch.distributed.all_gather_object(gathered, value, group=self.sample_group)
         return gathered
 
     def all_gather_tables(self, table: pa.Table | None) -> Sequence[pa.Table]:
         """The tables of the ranks that pass one, in rank order."""
-        if self.world == 1:
+        if self.world_size == 1:
             return [] if table is None else [table]
         # As IPC bytes, because a pickled slice carries the whole table that it was cut from (pyarrow 26).
         own = None

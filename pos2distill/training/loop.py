@@ -16,11 +16,11 @@ from torch import Tensor
 from pos2distill.config import Study, TrainersSection
 from pos2distill.errors import UserError
 from pos2distill.losses.kl import mean_by_row
-from pos2distill.losses.objectives import ANCHOR, FILLER, row_coefficients
+from pos2distill.losses.objectives import ANCHOR, PADDING, row_coefficients
 from pos2distill.training.batches import Batch
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.loader import BatchLoader
-from pos2distill.training.memory import explain_memory_of_step
+from pos2distill.training.memory import translate_step_oom_error
 from pos2distill.training.micro_batches import BatchPreparer, MicroBatch, PreparedBatch
 from pos2distill.training.progress import TrainingProgress
 from pos2distill.training.rows import RowBuilder
@@ -60,7 +60,7 @@ class StepRecord:
         epoch: its epoch, from 0.
         examples: ids of the examples trained on; all records together say what was trained on when.
         fraction: how much of the run is completed after the step, in (0, 1].
-        rows: the rows of the global batch, without filler.
+        rows: the rows of the global batch, without padding.
         loss: the objective.
         loss_trivial: mean loss of the trivial rows, in nats, unweighted; None if there are none.
         loss_anchor: the same for anchor rows.
@@ -161,11 +161,11 @@ class Trainer:
                 raise _Stopped
 
         is_first = True
-        batches = self.preparer.prepare_ahead(loader.batches(progress))
+        batches = self.preparer.prefetch(loader.batches(progress))
         try:
             for prepared in batches:
                 if prepared.micro_batches:
-                    with explain_memory_of_step(self.study, self.trainers, prepared.micro_batches, is_first=is_first):
+                    with translate_step_oom_error(self.study, self.trainers, prepared.micro_batches, is_first=is_first):
                         record = self._step(prepared, progress.step, handle_requests)
                     is_first = False
                     for listener in listeners:
@@ -218,7 +218,7 @@ class Trainer:
         coefficient_N = self._coefficients(micro_batches, single_loss_B, slot_N, handle_requests)
         losses = []
         # Values are gathered in rank order, and every rank has equally many rows.
-        start = self.dist.rank * (len(slot_N) // self.dist.world)
+        start = self.dist.rank * (len(slot_N) // self.dist.world_size)
         for index, micro in enumerate(micro_batches):
             loss_B = single_loss_B
             if loss_B is None:
@@ -293,7 +293,7 @@ def _require_finite(loss_N: Tensor) -> Tensor:
 
 def _make_record(step: int, batch: Batch, computed: _GlobalBatch, norm: float, rate: float) -> StepRecord:
     loss_N, coefficient_N, slot_N = computed.loss_N, computed.coefficient_N, computed.slot_N
-    # ANCHOR and FILLER are negative.
+    # ANCHOR and PADDING are negative.
     is_trivial_N = slot_N >= 0
     weights: dict[int, float] = {}
     slots = slot_N[is_trivial_N].tolist()
@@ -305,7 +305,7 @@ def _make_record(step: int, batch: Batch, computed: _GlobalBatch, norm: float, r
         epoch=batch.epoch,
         examples=tuple(sample.example.example_id for sample in batch.samples),
         fraction=batch.fraction,
-        rows=int((slot_N != FILLER).sum()),
+        rows=int((slot_N != PADDING).sum()),
         loss=float((coefficient_N * loss_N).sum()),
         loss_trivial=_mean(loss_N[is_trivial_N]),
         loss_anchor=_mean(loss_N[slot_N == ANCHOR]),

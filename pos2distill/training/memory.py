@@ -1,4 +1,4 @@
-"""What to change where a GPU's memory does not hold training."""
+"""Turn out-of-memory errors of a GPU into errors that name the settings to change."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,65 +11,68 @@ from pos2distill.training.micro_batches import MicroBatch
 
 
 @contextmanager
-def explain_memory_of_model(study: Study, trainers: TrainersSection) -> Iterator[None]:
-    """Load the model, its optimizer and the last state of training.
+def translate_model_oom_error(study: Study, trainers: TrainersSection) -> Iterator[None]:
+    """Turn an out-of-memory error of a GPU while the model and its state are loaded into a UserError.
 
     Raises:
-        UserError: if a GPU's memory does not hold them.
+        UserError: in place of the out-of-memory error; names the settings to change.
     """
 
-    def explain() -> UserError:
-        remedies = _join(_larger(study, trainers))
+    def make_error() -> UserError:
+        remedies = _join(_remedies_for_model(study, trainers))
         return UserError(f"training: the memory of a GPU does not hold the model and its optimizer; {remedies}")
 
-    with _raise_for_lack_of_memory(explain):
+    with _translate_oom_error(make_error):
         yield
 
 
 @contextmanager
-def explain_memory_of_step(
+def translate_step_oom_error(
     study: Study, trainers: TrainersSection, micro_batches: Sequence[MicroBatch], *, is_first: bool
 ) -> Iterator[None]:
-    """Run a step. is_first: since the process has started.
+    """Turn an out-of-memory error of a GPU in a training step into a UserError.
 
+    Args:
+        is_first: whether this is the first step since the process has started.
     Raises:
-        UserError: if a GPU's memory does not hold the first step: another start would end in the same way.
-        MachineError: if it does not hold a later one. That may pass, as where memory is fragmented.
+        UserError: in place of the out-of-memory error of a first step, which would fail again after a restart; names
+            the settings to change.
+        MachineError: the same for a later step, which may succeed after a restart, as where memory is fragmented.
     """
 
-    def explain() -> UserError:
+    def make_error() -> UserError:
         largest = max(sum(micro.batch.packed.query_lengths) for micro in micro_batches)
-        remedies = _join([*_smaller(trainers, micro_batches), *_larger(study, trainers)])
+        remedies = _join([*_remedies_for_pass(trainers, micro_batches), *_remedies_for_model(study, trainers)])
         kind = UserError if is_first else MachineError
         return kind(
             f"training: the memory of a GPU does not hold a step, whose largest micro-batch has {largest} tokens; "
             f"{remedies}; the same command continues"
         )
 
-    with _raise_for_lack_of_memory(explain):
+    with _translate_oom_error(make_error):
         yield
 
 
 @contextmanager
-def _raise_for_lack_of_memory(explain: Callable[[], UserError]) -> Iterator[None]:
-    """Raise what `explain` returns in place of an error of a GPU's memory."""
+def _translate_oom_error(make_error: Callable[[], UserError]) -> Iterator[None]:
+    """Raise the error that `make_error` returns in place of an out-of-memory error of a GPU."""
     try:
         yield
     except RuntimeError as error:
-        if not _is_lack_of_memory(error):
+        if not _is_oom_error(error):
             raise
-        raise explain() from error
+        raise make_error() from error
 
 
-def _is_lack_of_memory(error: RuntimeError) -> bool:
+def _is_oom_error(error: RuntimeError) -> bool:
     """Whether a GPU's memory is full: for torch's allocator, or for CUDA itself, which has no class of its own."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, torch.AcceleratorError) and "out of memory" in str(error)
 
 
-def _smaller(trainers: TrainersSection, micro_batches: Sequence[MicroBatch]) -> list[str]:
-    """What makes a pass need less memory."""
+def _remedies_for_pass(trainers: TrainersSection, micro_batches: Sequence[MicroBatch]) -> list[str]:
+    """Settings with which a pass needs less memory."""
     remedies = ["lower data.documents"]
     if any(len(micro.rows) > 1 for micro in micro_batches):
         remedies = [f"lower runtime.trainers.micro_batch_tokens ({trainers.micro_batch_tokens})"]
@@ -78,8 +81,8 @@ def _smaller(trainers: TrainersSection, micro_batches: Sequence[MicroBatch]) -> 
     return remedies
 
 
-def _larger(study: Study, trainers: TrainersSection) -> list[str]:
-    """What makes the model and its optimizer need less of a GPU."""
+def _remedies_for_model(study: Study, trainers: TrainersSection) -> list[str]:
+    """Settings with which the model and its optimizer need less memory of each GPU."""
     remedies = ["use more workers (runtime.trainers.workers)"]
     if trainers.strategy == "torch":
         remedies = ["set runtime.trainers.strategy to zero3 with more workers"]
@@ -89,6 +92,6 @@ def _larger(study: Study, trainers: TrainersSection) -> list[str]:
 
 
 def _join(remedies: Sequence[str]) -> str:
-    """As a sentence: a, b or c."""
+    """Join the remedies in a sentence: a, b or c."""
     *others, last = remedies
     return f"{', '.join(others)} or {last}" if others else last

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pos2distill.config import Study
 from pos2distill.config.method import Alignment
-from pos2distill.losses.objectives import FILLER
+from pos2distill.losses.objectives import PADDING
 from pos2distill.models.packing import ResponseBatch, collate, count_own_tokens
 from pos2distill.training.batches import Batch
 from pos2distill.training.distributed import DistContext
@@ -71,9 +71,9 @@ class BatchPreparer:
         self.dist = dist
         self.limit = limit
 
-    def prepare_ahead(self, batches: Iterator[Batch]) -> "BatchesAhead":
-        """Each batch, prepared. The next one is read and prepared while the caller uses the last one."""
-        return BatchesAhead(batches, self.prepare)
+    def prefetch(self, batches: Iterator[Batch]) -> "PrefetchIterator":
+        """Prepare the batches. The next one is read and prepared while the caller uses the current one."""
+        return PrefetchIterator(batches, self.prepare)
 
     def prepare(self, batch: Batch) -> PreparedBatch:
         """Build this rank's rows of a batch, cut them into micro-batches and pack each."""
@@ -84,9 +84,9 @@ class BatchPreparer:
         if not keys:
             return PreparedBatch(batch, [])
         rows = []
-        for key, is_filler in rows_of_rank(keys, self.dist.rank, self.dist.world):
+        for key, is_padding in rows_of_rank(keys, self.dist.rank, self.dist.world_size):
             row = self.build.row(key)
-            rows.append(_as_filler(row) if is_filler else row)
+            rows.append(_as_padding(row) if is_padding else row)
         return PreparedBatch(batch, self._cut(rows, batch.epoch))
 
     def _cut(self, rows: list[Row], epoch: int) -> list[MicroBatch]:
@@ -104,8 +104,8 @@ class BatchPreparer:
         return micro_batches
 
 
-class BatchesAhead:
-    """An iterator over prepared batches; a thread prepares one ahead."""
+class PrefetchIterator:
+    """An iterator over prepared batches; a thread prepares the next batch in advance."""
 
     def __init__(self, batches: Iterator[Batch], prepare: Callable[[Batch], PreparedBatch]) -> None:
         self.batches = batches
@@ -115,7 +115,7 @@ class BatchesAhead:
         self.pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare-batches")
         self.upcoming = self.pool.submit(self._prepare_next)
 
-    def __iter__(self) -> "BatchesAhead":
+    def __iter__(self) -> "PrefetchIterator":
         return self
 
     def __next__(self) -> PreparedBatch:
@@ -228,6 +228,6 @@ def _fill(added_tokens: AddedTokens, row_count: int, limit: int, at_least: int) 
     return sizes
 
 
-def _as_filler(row: Row) -> Row:
-    """A copy of a row that counts for nothing; with a short prompt, since its length does not matter."""
-    return replace(row, slot_id=FILLER, prompt_ids=row.prompt_ids[-1:])
+def _as_padding(row: Row) -> Row:
+    """A copy of a row with weight 0; with a short prompt, since its length does not matter."""
+    return replace(row, slot_id=PADDING, prompt_ids=row.prompt_ids[-1:])

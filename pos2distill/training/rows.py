@@ -56,7 +56,7 @@ class Row:
         sample: the sample this row was built from.
         slots: slots of the gold documents.
         slot_id: a number that identifies `slots`; for a single slot, the slot itself. ANCHOR on an anchor row, whose
-            prompt is the advantageous prompt. FILLER on rows that only make ranks equally long and count for nothing.
+            prompt is the advantageous prompt. PADDING on rows that only fill up a rank and have no weight.
         prompt_ids: the student's prompt.
         response_ids: the sampled response, or for SFT the data set's answer. With stored top-k log-probabilities, the
             response as far as they reach.
@@ -187,18 +187,18 @@ def kept_samples(table: pa.Table) -> list[Sample | None]:
     return samples
 
 
-def rows_of_rank(keys: Sequence[RowKey], rank: int, world: int) -> list[tuple[RowKey, bool]]:
-    """One rank's rows of a global batch, as (key, whether it is filler).
+def rows_of_rank(keys: Sequence[RowKey], rank: int, world_size: int) -> list[tuple[RowKey, bool]]:
+    """One rank's rows of a global batch, as (key, whether it is padding).
 
     Ranks take consecutive rows, equally many, since ZeRO-3 requires every rank in every pass; the last ranks are
     filled up with copies of the first row. Rows of one example are neighbors, and are separated only at the end of a
     rank's rows. (Whole examples for each rank would leave ranks idle when their number does not divide the examples.)
     """
-    size = math.ceil(len(keys) / world)
+    size = math.ceil(len(keys) / world_size)
     own = keys[rank * size : (rank + 1) * size]
     rows = [(key, False) for key in own]
-    filler = [(keys[0], True)] * (size - len(own))
-    return rows + filler
+    padding = [(keys[0], True)] * (size - len(own))
+    return rows + padding
 
 
 def _slot_id(slots: Slots, documents: int) -> int:

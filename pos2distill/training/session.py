@@ -11,7 +11,7 @@ from pos2distill.training.sources import StreamReader
 
 
 class WorkerSession(Protocol):
-    """The surroundings of one training worker."""
+    """The rank, the device, the sample stream, and the checkpoint I/O of one training worker."""
 
     dist: DistContext
     device: torch.device

@@ -38,7 +38,7 @@ class Waiting(Enum):
 
 
 WAITING: Final = Waiting.WAITING
-"""In place of samples: none has come for a while."""
+"""Returned instead of samples: none has come for a while."""
 
 Arrival = list[IndexedSample] | Waiting
 """Samples that have become available, or `WAITING`."""
@@ -117,7 +117,7 @@ class _Pending:
                 self.arrived[indexed.index] = indexed.sample
 
     def take_stored(self) -> Indices:
-        """Those of the store that are certain to be trained on."""
+        """The samples of the store that are certain to be trained on."""
         stored_N = self.ledger.index.stored & self.pending_N
         stored_N[list(self.arrived)] = False
         indices = np.flatnonzero(stored_N[: self.ledger.selection.certain_end])
@@ -125,14 +125,14 @@ class _Pending:
         return indices
 
     def take_arrived(self) -> list[IndexedSample]:
-        """Those of the stream that are certain to be trained on, in the order in which they came."""
+        """The samples of the stream that are certain to be trained on, in the order in which they came."""
         end = self.ledger.selection.certain_end
         indices = [index for index in self.arrived if index < end]
         self.pending_N[indices] = False
         return [IndexedSample(index, self.arrived.pop(index)) for index in indices]
 
     def rest(self) -> Indices:
-        """All that are trained on, once all are known."""
+        """All samples that are trained on, once all are known."""
         return np.flatnonzero(self.pending_N[: self.ledger.selection.end])
 
 

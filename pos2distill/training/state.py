@@ -48,7 +48,7 @@ def init_optimizer_state(optimizer: torch.optim.Optimizer, parameters: Iterable[
 
 
 def write_state(
-    folder: Path, shapes: Shapes, gather: Callable[[str, str], Tensor], *, step: int, rank: int, world: int
+    folder: Path, shapes: Shapes, gather: Callable[[str, str], Tensor], *, step: int, rank: int, world_size: int
 ) -> None:
     """Write this rank's files of the state; rank 0 writes `state.json` too.
 
@@ -59,10 +59,10 @@ def write_state(
             on every rank for every tensor in the same order, so that it can be a collective. No rank ever holds more
             than one file's tensors and one more.
         step: Adam's step count.
-        rank: this worker's rank. world: number of workers.
+        rank: this worker's rank. world_size: number of workers.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    files_by_rank = _assign_files(shapes, world)
+    files_by_rank = _assign_files(shapes, world_size)
     own_files = files_by_rank[rank]
     file_of = _file_of_each_key(own_files)
     collected: dict[str, dict[str, Tensor]] = {file: {} for file in own_files}
@@ -114,13 +114,13 @@ class StoredState:
             raise _unusable(path, f"corrupt ({error})") from None
         self.shapes = shapes
 
-    def verify(self, *, rank: int, world: int) -> None:
-        """Check the checksums of every `world`-th file, beginning with `rank`: all ranks together check all files.
+    def verify(self, *, rank: int, world_size: int) -> None:
+        """Check the checksums of every `world_size`-th file, beginning with `rank`: all ranks together check all files.
 
         Raises:
             UserError: naming the file that is missing or corrupt.
         """
-        for file in list(self.files)[rank::world]:
+        for file in list(self.files)[rank::world_size]:
             with self._opened(file) as tensors:
                 checksums = tensors.metadata() or {}
                 for key in self.files[file]:
@@ -157,23 +157,23 @@ class StoredState:
             raise _unusable(path, f"corrupt ({str(error).splitlines()[0]})") from None
 
 
-def _assign_files(shapes: Shapes, world: int) -> list[dict[str, list[str]]]:
+def _assign_files(shapes: Shapes, world_size: int) -> list[dict[str, list[str]]]:
     """For each rank its files, and for each file the keys of its tensors.
 
     Each parameter goes to the rank that has the fewest bytes so far, and there to its last file, or to a new one if it
     does not fit.
     """
-    files_by_rank: list[dict[str, list[str]]] = [{} for _ in range(world)]
-    rank_bytes = [0] * world
-    free_bytes = [0] * world  # in each rank's last file
+    files_by_rank: list[dict[str, list[str]]] = [{} for _ in range(world_size)]
+    rank_bytes = [0] * world_size
+    free_bytes = [0] * world_size  # in each rank's last file
     for name, shape in shapes.items():
-        # Depends on shapes and world only, so every rank computes the same plan without communication.
+        # Depends on shapes and world_size only, so every rank computes the same plan without communication.
         rank = rank_bytes.index(min(rank_bytes))
         files = files_by_rank[rank]
         size = _VALUE_BYTES * math.prod(shape)
         for kind in KINDS:
             if not files or free_bytes[rank] < size:
-                files[f"state-{rank:05d}-of-{world:05d}-{len(files):03d}.safetensors"] = []
+                files[f"state-{rank:05d}-of-{world_size:05d}-{len(files):03d}.safetensors"] = []
                 free_bytes[rank] = _FILE_BYTES
             last_file = list(files)[-1]
             files[last_file].append(f"{kind}/{name}")

@@ -65,7 +65,7 @@ def _has_wandb_settings() -> bool:
 def _in_netrc(url: str) -> bool:
     """Whether `wandb login` has stored a key for this server."""
     try:
-        # With a path, since Python refuses the default file if others may read it, and wandb does not.
+        # With a path, since Python rejects the default file if others may read it, and wandb does not.
         entries = netrc.netrc(os.environ.get("NETRC") or Path.home() / ".netrc")
     except (OSError, netrc.NetrcParseError):
         return False

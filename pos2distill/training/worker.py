@@ -22,7 +22,7 @@ from pos2distill.training.checkpointer import Checkpointer
 from pos2distill.training.job import TrainingJob, TrainingOutcome
 from pos2distill.training.loader import BatchLoader
 from pos2distill.training.loop import Trainer
-from pos2distill.training.memory import explain_memory_of_model
+from pos2distill.training.memory import translate_model_oom_error
 from pos2distill.training.progress import TrainingProgress
 from pos2distill.training.rows import RowBuilder
 from pos2distill.training.session import WorkerSession
@@ -42,10 +42,10 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> TrainingOutcome:
         UserError: if training cannot continue.
     """
     study, trainers = job.study, job.runtime.trainers
-    scratch = empty_scratch(job, session)
+    scratch = clear_scratch_folder(job, session)
     examples = job.examples.read_table(job.examples_file, ["example_id"], schema=EXAMPLE_SCHEMA)
     ids = sample_id_array(examples["example_id"].combine_chunks(), study.method.responses_per_example)
-    with explain_memory_of_model(study, trainers):
+    with translate_model_oom_error(study, trainers):
         strategy = build_strategy(study, trainers, session.device, job.student_start)
         teacher = build_teacher(study, strategy.base_states, session.device)
         progress = _resume(job, session, strategy, len(ids), scratch)
@@ -79,8 +79,8 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> TrainingOutcome:
     return TrainingOutcome(finished, progress.step, warnings)
 
 
-def empty_scratch(job: TrainingJob, session: WorkerSession) -> Path:
-    """The folder of this run on this node, without what workers that died here left in it.
+def clear_scratch_folder(job: TrainingJob, session: WorkerSession) -> Path:
+    """Remove what workers that died on this node left in the folder of this run, and return the folder.
 
     A training state has 12 bytes per parameter, so that two of them may not fit on the disk. To be called before the
     first collective: until it, no worker of this node writes to the folder.
@@ -139,7 +139,7 @@ def _artifact_folder(artifact: Artifact, name: str, session: WorkerSession, scra
     parent = Path(artifact.path) if artifact.is_local else scratch
     folder = parent / name
     if write:
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed while it saved
+        shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed while it saved
     yield folder
     if write and not artifact.is_local:
         retry_while_unreachable(lambda: artifact.upload(folder, name), session.warn)

@@ -136,7 +136,7 @@ def test_openai_measures_what_the_engine_measures_on_vllm(
 
 
 @pytest.mark.parametrize("api", ["chat", "completions"])
-def test_openai_refuses_prompts_beyond_the_context_of_vllm(
+def test_openai_rejects_prompts_beyond_the_context_of_vllm(
     evaluate: Callable[..., Evaluation], vllm_server: list[str], api: str
 ) -> None:
     """The server names its context in its list of models."""

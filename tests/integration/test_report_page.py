@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table, locations = examples_to_table(examples), {"e0": "d.jsonl, line 1"}
     task = EvaluatedTask("sub_em", "qa", table, locations, prompts, chat=CHAT)
     answers = EvaluatedPrompts("3 documents", 3, [before])
-    served = EvaluatedTask("sub_em", "kv", table, locations, [answers])  # of a server: without the chat template
+    served = EvaluatedTask("sub_em", "kv", table, locations, [answers])  # on a server: no chat template
     chat = ("<s><|system|>", "<|end|><|user|>Q: {question}<|end|><|assistant|>")
     own = EvaluatedTask("sub_em", TEMPLATE, table, locations, [answers], chat=chat)
     evaluated = evaluation_inputs(served)

@@ -65,7 +65,7 @@ def sampled(small_toy: Callable[..., Recipe], tmp_path_factory: pytest.TempPathF
 def test_zero3_on_two_workers_gives_the_curve_of_torch_on_one(
     local_ray: None, small_toy: Callable[..., Recipe], sampled: Path, tmp_path: Path
 ) -> None:
-    # 8 rows on one worker, 7 and a filler on the other.
+    # 8 rows on one worker, 7 and a padding row on the other.
     short = (*STEPS, "training.epochs=2", "training.global_batch_rows=15")
     two_workers = ("strategy=zero3", "workers=2", "micro_batch_tokens=1000", "threads=1", "gradient_checkpointing=true")
     curves = {}
@@ -320,7 +320,7 @@ def first_step(
 ) -> dict[str, Any]:
     """Loss and gradients of the first global batch. The method may need less of the samples than they hold."""
     study = with_sections(recipe, training={"epochs": 1}).study
-    update = {"strategy": strategy, "workers": dist.world, "micro_batch_tokens": micro_batch_tokens, "threads": 1}
+    update = {"strategy": strategy, "workers": dist.world_size, "micro_batch_tokens": micro_batch_tokens, "threads": 1}
     trainers = recipe.runtime.trainers.model_copy(update=update)
     recorder: Any = GradientRecorder(build_strategy(study, trainers, torch.device("cpu"), study.model))
     if cast:

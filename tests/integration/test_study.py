@@ -144,7 +144,7 @@ def test_checkpoint_generates_in_plain_transformers_as_in_evaluation(finished: R
         assert output[0, prompt["input_ids"].shape[1] :].tolist() == prediction["sampled_ids"]
 
 
-def refused(command: str, *overrides: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+def rejected(command: str, *overrides: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """What the command says on stderr before it ends with exit code 2."""
     capsys.readouterr()
     assert command_line.main([command, "quickstart", *overrides]) == 2
@@ -153,7 +153,7 @@ def refused(command: str, *overrides: str, capsys: pytest.CaptureFixture[str]) -
 
 def test_distill_without_samples_names_what_is_there(finished: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
     other = ("seed=7", "runtime.mode=staged")
-    (line,) = refused("distill", *SMALL, f"runtime.storage={finished.storage}", *other, capsys=capsys)
+    (line,) = rejected("distill", *SMALL, f"runtime.storage={finished.storage}", *other, capsys=capsys)
     held = artifact_of(finished, "sample").fingerprint
     assert "no finished samples of fingerprint" in line
     assert f"it holds {held}, made with other settings; run `study` first (or `sample`)" in line
@@ -164,7 +164,7 @@ def test_study_without_kept_samples_prints_one_line_and_writes_no_checkpoint(
 ) -> None:
     data = write_examples(tmp_path / "data.jsonl", 20, 4)
     storage = tmp_path / "run"
-    *_, last = refused(
+    *_, last = rejected(
         "study",
         *(LOCAL, f"model.path={tiny_model_path}", f"data.path={data}", f"runtime.storage={storage}"),
         *("data.documents=2", "data.train_examples=4", "data.train_candidates=4", "data.eval_examples=2"),
@@ -187,7 +187,7 @@ def test_evaluate_with_a_prompt_longer_than_the_context_prints_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     storage = tmp_path / "run"
-    *_, last = refused("evaluate", *SMALL, LOCAL, "model.max_length=150", f"runtime.storage={storage}", capsys=capsys)
+    *_, last = rejected("evaluate", *SMALL, LOCAL, "model.max_length=150", f"runtime.storage={storage}", capsys=capsys)
     assert last.startswith("error: example ")
     assert "exceed the model's context of 150" in last
     assert not list(storage.glob("base-scores-*"))

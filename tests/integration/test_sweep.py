@@ -128,7 +128,7 @@ def test_evaluate_of_one_cell_finds_what_the_sweep_made(swept: Recipe, capsys: p
     assert capsys.readouterr().out.count("cached") == 3
 
 
-def test_commands_for_one_study_refuse_a_sweep(swept: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_for_one_study_reject_a_sweep(swept: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["quickstart_r2", "sweep={seed: [0, 1]}", f"runtime.storage={swept.storage}"]
     for command in ("evaluate", "sample", "distill"):
         assert command_line.main([command, *arguments]) == 2

@@ -44,7 +44,11 @@ def make_batches(recipe: Recipe) -> list[tuple[Any, Any]]:
 
 
 def steps(
-    strategy: Strategy, batches: Sequence[tuple[Any, Any]], rank: int = 0, world: int = 1, within: Path | None = None
+    strategy: Strategy,
+    batches: Sequence[tuple[Any, Any]],
+    rank: int = 0,
+    world_size: int = 1,
+    within: Path | None = None,
 ) -> list[float]:
     """The global batch's mean loss before each step; every rank computes its part of the rows, in two micro-batches.
 
@@ -52,7 +56,7 @@ def steps(
         within: where to save the state between the first two micro-batches.
     """
     losses: list[float] = []
-    start, stop = rank * BATCH // world, (rank + 1) * BATCH // world
+    start, stop = rank * BATCH // world_size, (rank + 1) * BATCH // world_size
     middle = (start + stop) // 2
     for prompts, responses in batches:
         total = torch.zeros(())
@@ -63,7 +67,7 @@ def steps(
             total += loss.detach()
             if within is not None and not losses and not is_last:
                 strategy.save_state(within)
-        if world > 1:
+        if world_size > 1:
             torch.distributed.all_reduce(total)
         strategy.step(3e-4)
         losses.append(float(total))
@@ -74,9 +78,9 @@ def steps(
 Jobs = dict[str, tuple[Recipe, Path]]
 
 
-def rank_of(rank: int, world: int, work: Callable[..., Any], jobs: Jobs, rendezvous: str) -> None:
-    with process_group(rank, world, rendezvous):
-        trainers = TrainersSection(strategy="zero3", workers=world, gradient_checkpointing=False)
+def rank_of(rank: int, world_size: int, work: Callable[..., Any], jobs: Jobs, rendezvous: str) -> None:
+    with process_group(rank, world_size, rendezvous):
+        trainers = TrainersSection(strategy="zero3", workers=world_size, gradient_checkpointing=False)
         for recipe, folder in jobs.values():
             # Not kept: as long as a strategy lives, transformers shards every model that is made.
             result = work(
@@ -84,38 +88,43 @@ def rank_of(rank: int, world: int, work: Callable[..., Any], jobs: Jobs, rendezv
                 make_batches(recipe),
                 folder,
                 rank,
-                world,
+                world_size,
             )
             if rank == 0:
-                torch.save(result, folder / f"{work.__name__}-{world}.pt")
+                torch.save(result, folder / f"{work.__name__}-{world_size}.pt")
 
 
-def on_ranks(world: int, work: Callable[..., Any], jobs: Jobs) -> dict[str, Any]:
-    """`work(strategy, batches, folder, rank, world)` for each job on `world` ZeRO-3 ranks: the results of rank 0."""
+def on_ranks(world_size: int, work: Callable[..., Any], jobs: Jobs) -> dict[str, Any]:
+    """Run `work` for each job on `world_size` ZeRO-3 ranks. Returns the results of rank 0."""
     first_folder = next(iter(jobs.values()))[1]
-    run_processes(rank_of, world, world, work, jobs, str(first_folder / f"rendezvous-{work.__name__}-{world}"))
-    return {name: torch.load(folder / f"{work.__name__}-{world}.pt") for name, (_, folder) in jobs.items()}
+    run_processes(
+        rank_of, world_size, world_size, work, jobs, str(first_folder / f"rendezvous-{work.__name__}-{world_size}")
+    )
+    return {name: torch.load(folder / f"{work.__name__}-{world_size}.pt") for name, (_, folder) in jobs.items()}
 
 
-def begin(strategy: Any, batches: Any, folder: Path, rank: int, world: int) -> dict[str, Any]:
+def begin(strategy: Any, batches: Any, folder: Path, rank: int, world_size: int) -> dict[str, Any]:
     """Save after some steps, and again within the next one, and continue; then load what was saved and repeat."""
-    steps(strategy, batches[:BEFORE], rank, world)
+    steps(strategy, batches[:BEFORE], rank, world_size)
     strategy.save_state(folder / "state")
     torch.distributed.barrier()
-    uninterrupted = steps(strategy, batches[BEFORE:], rank, world, within=folder / "within")
+    uninterrupted = steps(strategy, batches[BEFORE:], rank, world_size, within=folder / "within")
     strategy.load_state(folder / "state")
     if strategy.study.training.lora:
         strategy.save_adapter(folder / "adapter")
     strategy.save(folder / "model")
-    return {"uninterrupted": uninterrupted, "again": steps(strategy, batches[BEFORE : BEFORE + AGAIN], rank, world)}
+    return {
+        "uninterrupted": uninterrupted,
+        "again": steps(strategy, batches[BEFORE : BEFORE + AGAIN], rank, world_size),
+    }
 
 
-def resume(strategy: Any, batches: Any, folder: Path, rank: int, world: int) -> list[float]:
+def resume(strategy: Any, batches: Any, folder: Path, rank: int, world_size: int) -> list[float]:
     """Continue from the state with a fresh strategy; first save what it has read."""
     strategy.load_state(folder / "state")
-    strategy.save_state(folder / f"copy-{world}")
-    strategy.save(folder / f"model-{world}")
-    return steps(strategy, batches[BEFORE:], rank, world)
+    strategy.save_state(folder / f"copy-{world_size}")
+    strategy.save(folder / f"model-{world_size}")
+    return steps(strategy, batches[BEFORE:], rank, world_size)
 
 
 @dataclass(frozen=True)
@@ -175,12 +184,12 @@ def test_load_state_at_the_same_ranks_repeats_the_run_bit_for_bit(saved: Callabl
     assert_computes_with_its_state(state.recipe, state.folder / "model", state.folder / "state")
 
 
-@pytest.mark.parametrize("world", [1, 3])
-def test_load_state_at_other_numbers_of_ranks(saved: Callable[[str], Saved], world: int) -> None:
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_load_state_at_other_numbers_of_ranks(saved: Callable[[str], Saved], world_size: int) -> None:
     state = saved("float32")
-    resumed = on_ranks(world, resume, {"float32": (state.recipe, state.folder)})["float32"]
-    assert_same_state(state.folder / "state", state.folder / f"copy-{world}")
-    assert_computes_with_its_state(state.recipe, state.folder / f"model-{world}", state.folder / "state")
+    resumed = on_ranks(world_size, resume, {"float32": (state.recipe, state.folder)})["float32"]
+    assert_same_state(state.folder / "state", state.folder / f"copy-{world_size}")
+    assert_computes_with_its_state(state.recipe, state.folder / f"model-{world_size}", state.folder / "state")
     assert len(resumed) == AFTER
     assert resumed == pytest.approx(state.losses["uninterrupted"], rel=1e-3)
 

@@ -81,7 +81,7 @@ def test_tables_of_scale_1_are_bit_equal_to_the_plain_ones(
     assert torch.equal(embedding.cos_sin_cache, plain)
 
 
-def test_set_scales_refuses_layers_that_share_an_embedding(vllm_rope: Any, configured: None) -> None:
+def test_set_scales_rejects_layers_that_share_an_embedding(vllm_rope: Any, configured: None) -> None:
     model = model_with(shared_embedding({"rope_type": "default", "rope_theta": 1e4}))
     before = tables(model)[0].clone()
     with pytest.raises(ValueError, match=r"its 3 layers share 1 rotary embeddings, since it was loaded without RoPE"):
@@ -89,7 +89,7 @@ def test_set_scales_refuses_layers_that_share_an_embedding(vllm_rope: Any, confi
     assert torch.equal(tables(model)[0], before)
 
 
-def test_give_own_embeddings_refuses_latent_attention(vllm_rope: Any, configured: None) -> None:
+def test_give_own_embeddings_rejects_latent_attention(vllm_rope: Any, configured: None) -> None:
     model = model_with(shared_embedding({"rope_type": "default", "rope_theta": 1e4}))
     model.model.layers[1].self_attn.mla_attn = nn.Identity()
     with pytest.raises(ValueError, match="positions of latent attention cannot be scaled by layer in vLLM"):

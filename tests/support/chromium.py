@@ -67,7 +67,7 @@ def find_chromium() -> tuple[str, dict[str, str | float | bool]]:
     executable = FOLDER / "chromium"
     FOLDER.mkdir(parents=True, exist_ok=True)
     with (FOLDER / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # of several test processes, one fetches it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # so that only one of several test processes fetches it
         if not executable.exists():
             _fetch(executable)
     return str(executable), {**os.environ, **_libraries(executable)}

@@ -28,7 +28,7 @@ _KERNELS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 class Head:
     """A running head."""
 
-    address: str  # of its GCS, for RAY_ADDRESS
+    address: str  # address of its GCS, for RAY_ADDRESS
     dashboard: str
     environment: dict[str, str]  # for processes that are to use it
     pid: int

@@ -16,7 +16,7 @@ import pytest
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 TOKEN = "a-token"
-COMMIT = "0123" * 10  # of every repository
+COMMIT = "0123" * 10  # the commit of every repository
 
 
 @dataclass

@@ -25,22 +25,22 @@ _PRELOAD = [
 Result = TypeVar("Result")
 
 
-def run_processes(work: Callable[..., None], world: int, *args: Any) -> None:
-    """Run `work(rank, *args)` in `world` processes and wait for all of them."""
+def run_processes(work: Callable[..., None], world_size: int, *args: Any) -> None:
+    """Run `work(rank, *args)` in `world_size` processes and wait for all of them."""
     preload = list(_PRELOAD)
     if not torch.cuda.is_available():  # DeepSpeed may initialize CUDA, which does not survive a fork
         os.environ["DS_ACCELERATOR"] = "cpu"
         preload.append("deepspeed")
     multiprocessing.set_forkserver_preload(preload)
-    start_processes(work, args=args, nprocs=world, start_method="forkserver")
+    start_processes(work, args=args, nprocs=world_size, start_method="forkserver")
 
 
 @contextmanager
-def process_group(rank: int, world: int, rendezvous: str, backend: str = "gloo") -> Iterator[None]:
+def process_group(rank: int, world_size: int, rendezvous: str, backend: str = "gloo") -> Iterator[None]:
     """The default process group, with the environment variables that a launcher sets for DeepSpeed."""
-    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
     os.environ |= {name: str(value) for name, value in variables.items()}
-    torch.distributed.init_process_group(backend, init_method=f"file://{rendezvous}", rank=rank, world_size=world)
+    torch.distributed.init_process_group(backend, init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
     yield
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
@@ -49,10 +49,10 @@ def process_group(rank: int, world: int, rendezvous: str, backend: str = "gloo")
 class Meeting:
     """Gathers one value of each rank, where every rank is a thread."""
 
-    def __init__(self, world: int) -> None:
-        self.values: list[Any] = [None] * world
+    def __init__(self, world_size: int) -> None:
+        self.values: list[Any] = [None] * world_size
         # With a timeout, so that one rank's failure ends the others.
-        self.barrier = threading.Barrier(world, timeout=60)
+        self.barrier = threading.Barrier(world_size, timeout=60)
 
     def gather(self, rank: int, value: Any) -> list[Any]:
         """Every rank's value; each rank calls this once a round."""
@@ -80,15 +80,16 @@ class ThreadDist(DistContext):
         return gathered
 
 
-def thread_ranks(world: int) -> list[ThreadDist]:
+def thread_ranks(world_size: int) -> list[ThreadDist]:
     """The ranks of one group."""
-    samples, control, tensors = Meeting(world), Meeting(world), Meeting(world)
+    samples, control, tensors = Meeting(world_size), Meeting(world_size), Meeting(world_size)
     return [
-        ThreadDist(rank, world, sample_group=samples, control_group=control, tensors=tensors) for rank in range(world)
+        ThreadDist(rank, world_size, sample_group=samples, control_group=control, tensors=tensors)
+        for rank in range(world_size)
     ]
 
 
-def run_threads(work: Callable[[DistContext], Result], world: int) -> list[Result]:
-    """Run `work(dist)` on `world` ranks at once, each a thread. Returns their results in rank order."""
-    with ThreadPoolExecutor(world) as pool:
-        return list(pool.map(work, thread_ranks(world)))
+def run_threads(work: Callable[[DistContext], Result], world_size: int) -> list[Result]:
+    """Run `work(dist)` on `world_size` ranks at once, each a thread. Returns their results in rank order."""
+    with ThreadPoolExecutor(world_size) as pool:
+        return list(pool.map(work, thread_ranks(world_size)))

@@ -120,7 +120,7 @@ def test_main_asks_for_the_base_of_what_the_report_has_before_anything_runs(
         ),
     ],
 )
-def test_main_refuses_a_report_of_other_settings_in_one_line(
+def test_main_rejects_a_report_of_other_settings_with_one_line(
     changed: dict[str, object],
     expected: str,
     tmp_path: Path,

@@ -21,7 +21,7 @@ def test_compare_has_the_mean_over_seeds_and_each_seed() -> None:
     assert [seed["answers"] for seed in task["distilled"]] == [[["10", "10"]], [["11", "11"]]]
 
 
-def test_compare_refuses_an_evaluation_of_other_questions() -> None:
+def test_compare_rejects_an_evaluation_of_other_questions() -> None:
     with pytest.raises(UserError, match="the evaluations have different questions or slots"):
         compare(predictions(3, [[1, 0], [0, 0]]), [predictions(3, [[1, 0]])])
 
@@ -33,7 +33,7 @@ def test_compare_refuses_an_evaluation_of_other_questions() -> None:
         (["--name", "nq_seeds_gpu", "--stages", "folder"], "--stages: needs --task"),
     ],
 )
-def test_wrong_arguments_are_refused(
+def test_wrong_arguments_are_rejected(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     monkeypatch.setattr("sys.argv", ["seeds", *arguments])

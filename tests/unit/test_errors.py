@@ -1,6 +1,6 @@
 import pytest
 
-from pos2distill.errors import MESSAGE_LENGTH, ExitCode, did_you_mean, one_line, status_name
+from pos2distill.errors import MESSAGE_LENGTH, ExitCode, collapse_whitespace, did_you_mean, one_line, status_name
 
 
 @pytest.mark.parametrize(
@@ -13,6 +13,11 @@ from pos2distill.errors import MESSAGE_LENGTH, ExitCode, did_you_mean, one_line,
 )
 def test_did_you_mean(name: str, options: list[str], hint: str) -> None:
     assert did_you_mean(name, options) == hint
+
+
+def test_collapse_whitespace_gives_one_line() -> None:
+    assert collapse_whitespace(ValueError("a\n\t b ")) == "a b"
+    assert collapse_whitespace("a  b c", 3) == "a b"
 
 
 def test_one_line_is_short_and_printable() -> None:

@@ -1,4 +1,4 @@
-"""What `make` refuses; nothing is installed here."""
+"""What `make` rejects; nothing is installed here."""
 
 import os
 import shutil

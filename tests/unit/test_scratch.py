@@ -20,21 +20,21 @@ def test_user_folder_is_closed_to_others() -> None:
     assert user_folder("models") == folder
 
 
-def test_user_folder_refuses_a_folder_that_others_may_use(tmp_path: Path) -> None:
+def test_user_folder_rejects_a_folder_that_others_may_use(tmp_path: Path) -> None:
     (tmp_path / f"pos2distill-{os.getuid()}").mkdir()
     (tmp_path / f"pos2distill-{os.getuid()}").chmod(0o770)
     with pytest.raises(UserError, match=r"expected a folder that only you can use \(mode 0700\); remove it, or set"):
         user_folder("models")
 
 
-def test_user_folder_refuses_a_link(tmp_path: Path) -> None:
+def test_user_folder_rejects_a_link(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (tmp_path / f"pos2distill-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UserError, match="expected a folder that only you can use"):
         user_folder("models")
 
 
-def test_user_folder_refuses_a_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_folder_rejects_a_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     user = os.getuid()
     (tmp_path / f"pos2distill-{user + 1}").mkdir(mode=0o700)  # made by this user, not by the next one
     monkeypatch.setattr(os, "getuid", lambda: user + 1)

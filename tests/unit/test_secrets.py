@@ -100,7 +100,7 @@ def test_no_command_repeats_a_secret(name: str, tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_pack_refuses_a_file_with_a_secret(name: str, tmp_path: Path) -> None:
+def test_pack_rejects_a_file_with_a_secret(name: str, tmp_path: Path) -> None:
     text, secret = PLANTED[name]
     folder = tmp_path / "project" / "examples"
     folder.mkdir(parents=True)
@@ -135,7 +135,7 @@ def test_file_holds_secret_reads_compressed_files_and_headers_of_weights(tmp_pat
     assert not file_holds_secret(packed)
 
 
-def test_pack_refuses_a_compressed_file_that_it_cannot_search(tmp_path: Path) -> None:
+def test_pack_rejects_a_compressed_file_that_it_cannot_search(tmp_path: Path) -> None:
     folder = tmp_path / "project" / "examples"
     folder.mkdir(parents=True)
     (folder / "data.jsonl.gz").write_bytes(gzip.compress(b"x" * 1000)[:-9])

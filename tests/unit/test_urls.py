@@ -24,7 +24,7 @@ GCS_MESSAGE = "storage.objects.list access denied, 403"
 NETWORK = "; check the network and AWS_ENDPOINT_URL"
 
 
-def test_open_url_refuses_an_unknown_protocol() -> None:
+def test_open_url_rejects_an_unknown_protocol() -> None:
     with pytest.raises(UserError, match=r"^nope://x: cannot be opened \(Protocol not known: nope\) \(data.path\)$"):
         open_url("nope://x", "data.path")
 

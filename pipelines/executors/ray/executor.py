@@ -11,13 +11,13 @@ from pos2distill.node_pools import TASK_CPUS
 from pos2distill.sampling.operators import ActorOperator, Operator, TaskOperator
 from pos2distill.training.job import TrainingJob, TrainingOutcome
 
-from ...progress_tracker import ProgressSpec
-from ..protocol import ActorCalls, Stream, Tracker
+from ...progress_reporter import ProgressSpec
+from ..protocol import ActorCalls, Reporter, Stream
 from .actors import start_actors
 from .data import build_dataset
 from .messages import DriverMailbox
+from .progress_reporter import RayReporter, report_progress
 from .session import connect, ray_session, require_resources, warn_of_unused_cluster_gpus
-from .tracker import RayTracker, track
 from .train import fit
 
 
@@ -40,12 +40,12 @@ class RayExecutor:
                 yield self._mailbox
 
     @contextmanager
-    def track(self, spec: ProgressSpec) -> Iterator[RayTracker]:
-        """See `Executor.track`."""
+    def report_progress(self, spec: ProgressSpec) -> Iterator[RayReporter]:
+        """See `Executor.report_progress`."""
         with ray_session():
             warn_of_unused_cluster_gpus(self.runtime)
-            with track(spec, self.stalled_hint) as tracker:
-                yield tracker
+            with report_progress(spec, self.stalled_hint) as reporter:
+                yield reporter
 
     def map(
         self,
@@ -53,21 +53,21 @@ class RayExecutor:
         operators: Sequence[Operator],
         *,
         label: str,
-        tracker: Tracker | None = None,
+        reporter: Reporter | None = None,
     ) -> Generator[pa.Table, None, None]:
         """See `Executor.map`. Connects to Ray at once, so that progress is shown only once there is some."""
-        assert tracker is None or isinstance(tracker, RayTracker)
+        assert reporter is None or isinstance(reporter, RayReporter)
         connect()
         warn_of_unused_cluster_gpus(self.runtime)
-        return self._map(blocks, operators, label, tracker)
+        return self._map(blocks, operators, label, reporter)
 
     def _map(
-        self, blocks: Sequence[pa.Table], operators: Sequence[Operator], label: str, tracker: RayTracker | None
+        self, blocks: Sequence[pa.Table], operators: Sequence[Operator], label: str, reporter: RayReporter | None
     ) -> Generator[pa.Table, None, None]:
         with self._session() as mailbox:
             cpus, gpus = _smallest_pools(operators)
             require_resources(label, cpus=cpus, gpus=gpus)
-            dataset = build_dataset(blocks, operators, mailbox, tracker)
+            dataset = build_dataset(blocks, operators, mailbox, reporter)
             yield from dataset.iter_batches(batch_size=None, batch_format="pyarrow")
 
     @contextmanager
@@ -81,12 +81,12 @@ class RayExecutor:
             with start_actors(create, pool, mailbox) as call_all:
                 yield call_all
 
-    def train(self, job: TrainingJob, stream: Stream, tracker: Tracker) -> TrainingOutcome:
+    def train(self, job: TrainingJob, stream: Stream, reporter: Reporter) -> TrainingOutcome:
         """See `Executor.train`."""
-        assert isinstance(tracker, RayTracker)
+        assert isinstance(reporter, RayReporter)
         with self._session() as mailbox:
             _require_resources_to_train(job.runtime.trainers, stream)
-            return fit(job, stream, mailbox, tracker)
+            return fit(job, stream, mailbox, reporter)
 
 
 def _require_resources_to_train(trainers: TrainersSection, stream: Stream) -> None:

@@ -18,7 +18,7 @@ from .session import driver_node
 
 _POLL_SECONDS = 5.0
 _RECENT_SECONDS = 120.0  # until Ray has noticed that an actor died for the last time
-_TIMEOUT_SECONDS = 10.0  # of one call, which takes milliseconds
+_TIMEOUT_SECONDS = 10.0  # timeout of one call, which takes milliseconds
 
 
 class _Mailbox:

@@ -132,7 +132,7 @@ def driver_node() -> NodeAffinitySchedulingStrategy:
 
 
 def require_resources(label: str, *, cpus: float, gpus: float) -> None:
-    """Refuse what this machine can never provide, instead of waiting for it forever.
+    """Reject what this machine can never provide, instead of waiting for it forever.
 
     A cluster may grow, so there nothing is checked.
 

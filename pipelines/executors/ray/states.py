@@ -66,7 +66,7 @@ class _Files(pyarrow.fs.FSSpecHandler):  # type: ignore[misc]  # untyped
     """Files of any storage."""
 
     def delete_dir(self, path: str) -> None:
-        """As pyarrow calls it. Its own takes `[`, `*` and `?` in the path for a pattern."""
+        """Called by pyarrow. Its own file system takes `[`, `*` and `?` in the path for a pattern."""
         remove(self.fs, path)
 
 
@@ -78,7 +78,7 @@ class _LocalFiles(_Files):
     """
 
     def open_output_stream(self, path: str, _metadata: object) -> pa.NativeFile:
-        """As pyarrow calls it. States are large, and pass through Python several times more slowly."""
+        """Called by pyarrow. States are large, and pass through Python several times more slowly."""
         if path.endswith(_LIST):
             return pa.PythonFile(_WholeFile(path), mode="w")
         return pyarrow.fs.LocalFileSystem().open_output_stream(path)

@@ -34,16 +34,16 @@ from .data import open_stream
 from .errors import find_user_error
 from .messages import DriverMailbox
 from .preemption import PreemptionNotice
+from .progress_reporter import RayReporter
 from .session import stream_options, trainer_arguments
 from .states import arrow_filesystem, remove_unlisted_states
-from .tracker import RayTracker
 
 _STREAM = "samples"  # the stream's name among the data sets of Ray Train
 _POLL_SECONDS = 0.5
-_TRACKER_SECONDS = 0.1  # a call takes milliseconds, and a tracker that does not answer must not delay the steps
+_REPORTER_SECONDS = 0.1  # a call takes milliseconds, and a reporter that does not answer must not delay the steps
 
 
-def fit(job: TrainingJob, stream: Stream, mailbox: DriverMailbox, tracker: RayTracker) -> TrainingOutcome:
+def fit(job: TrainingJob, stream: Stream, mailbox: DriverMailbox, reporter: RayReporter) -> TrainingOutcome:
     """Train on workers of Ray Train, which restarts them from the last checkpoint when one is lost.
 
     Raises:
@@ -54,7 +54,7 @@ def fit(job: TrainingJob, stream: Stream, mailbox: DriverMailbox, tracker: RayTr
     remove_unlisted_states(job.checkpoint)
     trainer = TorchTrainer(
         train_function,
-        train_loop_config={"job": job, "tracker": tracker, "mailbox": mailbox},
+        train_loop_config={"job": job, "reporter": reporter, "mailbox": mailbox},
         torch_config=TorchConfig(backend="nccl" if trainers.gpus else "gloo"),
         scaling_config=ScalingConfig(**trainer_arguments(trainers)),
         # Ray Train 2.60 resumes from the last checkpoint of a run with the same name and storage path.
@@ -67,7 +67,7 @@ def fit(job: TrainingJob, stream: Stream, mailbox: DriverMailbox, tracker: RayTr
             callbacks=[PreemptionNotice()],
         ),
         # Ray Train calls it whenever workers start, so that restarted workers get what is missing by then.
-        datasets={_STREAM: functools.partial(open_stream, stream, mailbox, tracker)},
+        datasets={_STREAM: functools.partial(open_stream, stream, mailbox, reporter)},
         dataset_config=DataConfig(
             enable_shard_locality=False,  # samplers and trainers share no node
             execution_options=stream_options(preserve_order=stream.preserve_order),
@@ -84,48 +84,48 @@ def fit(job: TrainingJob, stream: Stream, mailbox: DriverMailbox, tracker: RayTr
 def train_function(config: dict[str, Any]) -> dict[str, Any]:
     """What Ray Train runs on each worker. An error that a restart would not fix is returned as `fatal`.
 
-    Such an error may be one worker's alone, while the others wait for it. Then it is reported to the tracker and
+    Such an error may be one worker's alone, while the others wait for it. Then it is reported to the reporter and
     raised: Ray Train restarts all workers, and all of them return the reported error.
     """
     # Here, since Ray Train's controller loads this module too, and needs no transformers.
     from pos2distill.training.worker import run_worker
 
     job: TrainingJob = config["job"]
-    tracker: RayTracker = config["tracker"]
-    fatal = tracker.fatal_error()
+    reporter: RayReporter = config["reporter"]
+    fatal = reporter.fatal_error()
     if fatal is not None:
         return {"fatal": fatal}
     try:
-        outcome = run_worker(job, RaySession(job, tracker, config["mailbox"]))
+        outcome = run_worker(job, RaySession(job, reporter, config["mailbox"]))
     except Exception as error:
         cause = find_user_error(error)
         if cause is not None:
             # No other worker waits for this one, so it can return instead of causing a restart.
             if ray.train.get_context().get_world_size() == 1:
                 return {"fatal": cause}
-            tracker.report_fatal(cause)
+            reporter.report_fatal(cause)
         raise
     return asdict(outcome)
 
 
 class RaySession:
-    """The surroundings of a Ray Train worker."""
+    """The rank, the device, the sample stream, and the checkpoint I/O of a Ray Train worker."""
 
-    def __init__(self, job: TrainingJob, tracker: RayTracker, mailbox: DriverMailbox) -> None:
+    def __init__(self, job: TrainingJob, reporter: RayReporter, mailbox: DriverMailbox) -> None:
 
         context = ray.train.get_context()
-        world = context.get_world_size()
+        world_size = context.get_world_size()
         # Ray shows a worker without GPUs those of its machine, so the settings decide.
         self.device = ray.train.torch.get_device() if job.runtime.trainers.gpus else torch.device("cpu")
-        self.dist = DistContext.create(context.get_world_rank(), world, str(self.device))
+        self.dist = DistContext.create(context.get_world_rank(), world_size, str(self.device))
         self.local_rank = context.get_local_rank()
         self.node_rank = context.get_node_rank()
-        self.tracker = tracker
+        self.reporter = reporter
         self.mailbox = mailbox
         self.is_local = job.checkpoint.is_local
         # Rounded up, so that one poll of all workers together can fill a global batch.
-        self.rows_per_poll = math.ceil(job.study.samples_per_batch / world)
-        self.stop_result: Any = None  # of a call that is under way
+        self.rows_per_poll = math.ceil(job.study.samples_per_batch / world_size)
+        self.stop_result: Any = None  # the pending call of `call_stop_requested`, if any
 
     def open_stream(self) -> "ShardReader":
         """See `WorkerSession.open_stream`."""
@@ -173,8 +173,8 @@ class RaySession:
         """See `WorkerSession.stop_requested`."""
         # Called now, since the result of a call before this micro-batch would be as old as the micro-batch.
         if self.stop_result is None:
-            self.stop_result = self.tracker.call_stop_requested()
-        ready, _ = ray.wait([self.stop_result], timeout=_TRACKER_SECONDS)
+            self.stop_result = self.reporter.call_stop_requested()
+        ready, _ = ray.wait([self.stop_result], timeout=_REPORTER_SECONDS)
         if not ready:
             return False
         stop: bool = ray.get(self.stop_result)
@@ -195,7 +195,7 @@ class RaySession:
 
     def count_step(self, samples: int, steps: int, loss: float) -> None:
         """See `WorkerSession.count_step`."""
-        self.tracker.count_step(samples, steps, loss)
+        self.reporter.count_step(samples, steps, loss)
 
 
 class ShardReader:

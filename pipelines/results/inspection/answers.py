@@ -36,9 +36,9 @@ def answer_rows(artifact: Artifact, study: Study) -> Iterator[InspectedRow]:
         first_model = next(iter(of_example.values()))
         # The prompt length of training first.
         for variant in sorted(first_model, key=lambda variant: (variant[0] != study.data.documents, variant)):
-            asked = first_model[variant]
-            documents, slots = asked["documents"], tuple(asked["slots"])
-            prompt = PromptParts(example, documents, slots, asked["order"], slots_of_ranks.get(documents, ()))
+            first_answer = first_model[variant]
+            documents, slots = first_answer["documents"], tuple(first_answer["slots"])
+            prompt = PromptParts(example, documents, slots, first_answer["order"], slots_of_ranks.get(documents, ()))
             values: Row = {
                 "example_id": example.example_id,
                 "location": locations.get(example.example_id, ""),
@@ -47,9 +47,9 @@ def answer_rows(artifact: Artifact, study: Study) -> Iterator[InspectedRow]:
                 "documents": documents,
                 "position": format_slots(slots),
                 "slots": list(slots),
-                "placement": asked["placement"],
-                "order": asked["order"],
-                "prompt_tokens": asked.get("prompt_tokens"),
+                "placement": first_answer["placement"],
+                "order": first_answer["order"],
+                "prompt_tokens": first_answer.get("prompt_tokens"),
             }
             for model, by_variant in of_example.items():
                 answer = by_variant.get(variant)
@@ -66,20 +66,20 @@ def _models(artifact: Artifact, study: Study, examples: Artifact) -> dict[str, A
     if artifact.name == BASE_SCORES:
         return {"before": artifact}
     # A storage may also hold answers of other models, and to other prompts.
-    asked = _asked_with(study)
+    settings = _prompt_settings(study)
     for base in list_artifacts(artifact.storage, [BASE_SCORES], provenance_of(artifact).task):
         same_questions = input_artifact(base, "examples").path == examples.path
-        if same_questions and _asked_with(study_of(base)) == asked:
+        if same_questions and _prompt_settings(study_of(base)) == settings:
             return {"before": base, "after": artifact}
     return {"after": artifact}
 
 
-def _asked_with(study: Study) -> list[Any]:
-    """The settings that decide which model is asked which prompts, before it is distilled."""
-    asked: list[Any] = [study.model, study.inference]
-    asked += [getattr(study.data, name) for name in ("prompt", "template", "metric", "hops", "documents")]
+def _prompt_settings(study: Study) -> list[Any]:
+    """The settings that decide the model, before it is distilled, and its prompts."""
+    settings: list[Any] = [study.model, study.inference]
+    settings += [getattr(study.data, name) for name in ("prompt", "template", "metric", "hops", "documents")]
     names = ("slots", "other_documents", "other_slots", "distractor_orders", "reference_prompts", "max_new_tokens")
-    return asked + [getattr(study.evaluation, name) for name in names]
+    return settings + [getattr(study.evaluation, name) for name in names]
 
 
 def _by_variant(artifact: Artifact) -> dict[str, dict[_PromptVariant, _Answer]]:

@@ -112,13 +112,13 @@ def _print_notice(artifact: Artifact, study: Study, *, is_finished: bool) -> Non
 
 
 def require_limit(limit: int) -> None:
-    """Refuse a number of questions that cannot be shown."""
+    """Reject a number of questions that cannot be shown."""
     if limit < 0:
         raise UserError(f"--limit: {limit}: expected 1 or more, or 0 for all")
 
 
 def _require_evaluated(question_filter: QuestionFilter, positions: Mapping[int, Collection[str]]) -> None:
-    """Refuse a prompt length or a position that no prompt has. `positions`: by the number of documents."""
+    """Reject a prompt length or a position that no prompt has. `positions`: by the number of documents."""
     documents, position = question_filter.documents, question_filter.position
     if documents is not None and documents not in positions:
         evaluated = ", ".join(map(str, sorted(positions)))
@@ -130,7 +130,7 @@ def _require_evaluated(question_filter: QuestionFilter, positions: Mapping[int, 
 
 
 def _require_entropy(artifact: Artifact, study: Study) -> None:
-    """Refuse to show the teacher's entropy where its states are not stored."""
+    """Reject `--entropy` where the teacher's states are not stored."""
     if artifact.name != SAMPLES:
         raise UserError("--entropy: is of samples; give --samples too")
     if study.method.teacher != "cached":
@@ -141,7 +141,7 @@ def _require_entropy(artifact: Artifact, study: Study) -> None:
 
 
 def _require_outcome(name: str | None, artifact: Artifact) -> None:
-    """Refuse an outcome that nothing in the artifact can have."""
+    """Reject an outcome that nothing in the artifact can have."""
     possible = _SAMPLE_OUTCOMES if artifact.name == SAMPLES else _ANSWER_OUTCOMES
     if name in _CHANGES and artifact.name == BASE_SCORES:
         raise UserError(f"--outcome: {name}: {artifact.url} has answers before training alone")

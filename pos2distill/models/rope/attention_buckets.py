@@ -17,11 +17,11 @@ from pos2distill.errors import UserError
 from pos2distill.models.rope.layer_scales import rope_types
 
 
-def use_bases(lm: PreTrainedModel, factors: Sequence[float], shown: str) -> None:
+def use_bases(lm: PreTrainedModel, factors: Sequence[float], model_name: str) -> None:
     """Give the rows of every batch, in turn, the model's own RoPE base times each factor.
 
     Args:
-        shown: the model's name in messages.
+        model_name: the model's name in messages.
     Raises:
         UserError: if the model has no plain RoPE, the same in all layers.
     """
@@ -29,7 +29,7 @@ def use_bases(lm: PreTrainedModel, factors: Sequence[float], shown: str) -> None
     rotary = getattr(decoder, "rotary_emb", None)
     inv_freq = getattr(rotary, "inv_freq", None)
     if rotary is None or inv_freq is None or rope_types(lm.config) != ["default"]:
-        raise UserError(f"{shown}: Attention Buckets needs plain RoPE, which {type(lm).__name__} does not have")
+        raise UserError(f"{model_name}: Attention Buckets needs plain RoPE, which {type(lm).__name__} does not have")
     # With base b, frequency i of n is b^(-i/n): a factor on the base is a factor^(-i/n) on it.
     exponent_F = torch.arange(len(inv_freq), device=inv_freq.device) / len(inv_freq)
     frequency_NF = torch.stack([inv_freq * factor**-exponent_F for factor in factors])

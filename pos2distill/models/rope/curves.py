@@ -19,7 +19,7 @@ CONFIG_KEY = "pos2distill_rope_scales"
 """Where config.json of an exported model holds its scales, a list with one number for each layer."""
 
 _BISECTIONS = 50  # halvings of [0, 1]: to the last bits of a float64
-_DECIMALS = 6  # of genomes and scales, so that their JSON gives the same numbers again
+_DECIMALS = 6  # to which genomes and scales are rounded, so that JSON preserves them
 
 
 def to_genome(inner_x: Floats, y: Floats, *, smallest: float, largest: float, monotone: bool) -> Genome:

@@ -24,12 +24,12 @@ _COMPLEX_FAMILIES = ("deepseek_v2", "llama4_text")
 _HOOKS = "pos2distill_rope_hooks"  # attribute of a decoder
 
 
-def resolve_scales(scales: Sequence[float], config: Any, shown: str) -> tuple[float, ...]:
+def resolve_scales(scales: Sequence[float], config: Any, model_name: str) -> tuple[float, ...]:
     """The scale of every layer; empty if positions are not scaled.
 
     Args:
         scales: the study's scales, which replace those of the config: one for each layer, or a single one for all.
-        config: the model's config. shown: the model's name in messages.
+        config: the model's config. model_name: the model's name in messages.
     Raises:
         UserError: if the number of scales is not that of the layers.
     """
@@ -39,17 +39,19 @@ def resolve_scales(scales: Sequence[float], config: Any, shown: str) -> tuple[fl
         return ()
     layers: int = config.get_text_config().num_hidden_layers
     if scales:
-        return _for_each_layer(scales, layers, shown)
+        return _for_each_layer(scales, layers, model_name)
     if not isinstance(stored, list) or len(stored) != layers or not all(_is_scale(each) for each in stored):
-        raise UserError(f"{shown}/config.json: {CONFIG_KEY}: expected a list of {layers} positive numbers")
+        raise UserError(f"{model_name}/config.json: {CONFIG_KEY}: expected a list of {layers} positive numbers")
     return tuple(map(float, stored))
 
 
-def _for_each_layer(scales: Sequence[float], layers: int, shown: str) -> tuple[float, ...]:
+def _for_each_layer(scales: Sequence[float], layers: int, model_name: str) -> tuple[float, ...]:
     if len(scales) == 1:
         return tuple(scales) * layers
     if len(scales) != layers:
-        raise UserError(f"inference.scales: {len(scales)} scales, but {shown} has {layers} layers; give one for each")
+        raise UserError(
+            f"inference.scales: {len(scales)} scales, but {model_name} has {layers} layers; give one for each"
+        )
     return tuple(scales)
 
 
@@ -59,7 +61,7 @@ def _is_scale(value: object) -> bool:
     return math.isfinite(value) and value > 0
 
 
-def scale_layers(lm: PreTrainedModel, scales: Sequence[float], shown: str) -> None:
+def scale_layers(lm: PreTrainedModel, scales: Sequence[float], model_name: str) -> None:
     """Divide the positions of every layer by its scale, in place, and record the scales in the model's config.
 
     For each forward pass, the model computes the rotations of all N distinct scales once and holds them; each attention
@@ -67,7 +69,7 @@ def scale_layers(lm: PreTrainedModel, scales: Sequence[float], shown: str) -> No
     the scales.
 
     Args:
-        scales: one for each layer. shown: the model's name in messages.
+        scales: one for each layer. model_name: the model's name in messages.
     Raises:
         UserError: if the model's position embeddings cannot be scaled by layer.
     """
@@ -75,19 +77,21 @@ def scale_layers(lm: PreTrainedModel, scales: Sequence[float], shown: str) -> No
     rotary = getattr(decoder, "rotary_emb", None)
     attentions: list[Any] = [getattr(layer, "self_attn", None) for layer in getattr(decoder, "layers", ())]
     if rotary is None or not attentions or any(attention is None for attention in attentions):
-        raise UserError(f"{shown}: {type(lm).__name__} has no rotary embedding that all its layers share")
+        raise UserError(f"{model_name}: {type(lm).__name__} has no rotary embedding that all its layers share")
     family = lm.config.get_text_config().model_type
     if family in _COMPLEX_FAMILIES:
-        raise UserError(f"{shown}: rotations of {family} are complex numbers, which cannot be scaled by layer")
+        raise UserError(f"{model_name}: rotations of {family} are complex numbers, which cannot be scaled by layer")
     for rope_type in rope_types(lm.config):
         if rope_type in _UNSCALABLE_TYPES:
-            raise UserError(f"{shown}: RoPE of type '{rope_type}' depends on the longest prompt and cannot be scaled")
+            raise UserError(
+                f"{model_name}: RoPE of type '{rope_type}' depends on the longest prompt and cannot be scaled"
+            )
     for hook in vars(decoder).get(_HOOKS, ()):
         hook.remove()
     distinct = sorted(set(scales))
     hooks = [rotary.register_forward_hook(_RotateByAll(distinct), with_kwargs=True)]
     for attention, scale in zip(attentions, scales, strict=True):
-        select = _SelectOwnRotation(distinct.index(scale), shown)
+        select = _SelectOwnRotation(distinct.index(scale), model_name)
         hooks.append(attention.register_forward_pre_hook(select, with_kwargs=True))
     setattr(decoder, _HOOKS, hooks)
     setattr(lm.config, CONFIG_KEY, list(scales))
@@ -133,15 +137,15 @@ class _RotateByAll:
 class _SelectOwnRotation:
     """A hook of an attention layer: takes the rotation of its own scale."""
 
-    def __init__(self, index: int, shown: str) -> None:
+    def __init__(self, index: int, model_name: str) -> None:
         self.index = index
-        self.shown = shown
+        self.model_name = model_name
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         rotations = kwargs.get("position_embeddings")
         if rotations is None:
-            raise UserError(f"{self.shown}: {type(module).__name__} receives no rotations and cannot be scaled")
+            raise UserError(f"{self.model_name}: {type(module).__name__} receives no rotations and cannot be scaled")
         cos_NBLD, sin_NBLD = rotations
         return args, {**kwargs, "position_embeddings": (cos_NBLD[self.index], sin_NBLD[self.index])}

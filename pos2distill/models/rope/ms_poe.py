@@ -17,6 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pos2distill.config.inference import MsPoeSection
 from pos2distill.errors import UserError
+from pos2distill.models.attention import eager_kernel
 from pos2distill.models.rope.layer_scales import rope_types
 
 _NAME = "pos2distill_ms_poe"
@@ -108,11 +109,11 @@ def _scales_by_rank(count: int, settings: MsPoeSection) -> Tensor:
     return settings.smallest + step * torch.arange(count)
 
 
-def apply_ms_poe(lm: PreTrainedModel, settings: MsPoeSection, shown: str) -> MsPoe:
+def apply_ms_poe(lm: PreTrainedModel, settings: MsPoeSection, model_name: str) -> MsPoe:
     """Change the attention of a loaded model. Its other uses, such as training, are undefined afterwards.
 
     Args:
-        shown: the model's name in messages.
+        model_name: the model's name in messages.
     Raises:
         UserError: if the heads of this model cannot be rotated further.
     """
@@ -126,13 +127,13 @@ def apply_ms_poe(lm: PreTrainedModel, settings: MsPoeSection, shown: str) -> MsP
     )
     if rotary is None or not has_plain_rope or not lm._supports_attention_backend:
         raise UserError(
-            f"{shown}: Ms-PoE needs plain RoPE ({', '.join(_ROPE_TYPES)}), the same in all layers, which "
+            f"{model_name}: Ms-PoE needs plain RoPE ({', '.join(_ROPE_TYPES)}), the same in all layers, which "
             f"{type(lm).__name__} does not have (here {', '.join(rope_types(lm.config))})"
         )
     implementation = lm.config._attn_implementation
     layers: list[Any] = [layer.self_attn for layer in decoder.layers]
-    eager = importlib.import_module(type(layers[0]).__module__).eager_attention_forward
-    state = MsPoe(rotary, ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager), settings)
+    kernel = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_kernel(layers[0]))
+    state = MsPoe(rotary, kernel, settings)
     AttentionInterface.register(_NAME, _attend)
     # Masks have the form that the model's own kernel takes.
     AttentionMaskInterface.register(_NAME, ALL_MASK_ATTENTION_FUNCTIONS[implementation])

@@ -94,7 +94,7 @@ class OpenAiEngine:
         await self.rate_limiter.wait()
 
     async def _check_answer(self, response: httpx2.Response) -> None:
-        """Refuse a successful response that does not hold an answer, so that the client sends the request again.
+        """Reject a successful response that does not hold an answer, so that the client sends the request again.
 
         Raises:
             MalformedAnswerError: a successful response does not have the form of an answer.

@@ -15,7 +15,7 @@ class SamplingParams:
     temperature: 0 for greedy decoding. stop_ids: any of them ends a response and is its last token.
     stored_top_k: number of most likely tokens to return at each position.
     rope_scales: for a search: the scales of this call and of later calls that name none. The model must have been
-        loaded with scales; otherwise vLLM's engine refuses the call.
+        loaded with scales; otherwise vLLM's engine rejects the call.
     """
 
     temperature: float

@@ -118,7 +118,7 @@ class VllmEngine:
                 f"shows its log"
             ) from error
         except ValueError as error:
-            raise UserError(f"{model.path}: vLLM refuses these settings ({_reason(error)})") from error
+            raise UserError(f"{model.path}: vLLM rejects these settings ({_reason(error)})") from error
         return cls(engine, classes, scales=scales, stall_s=60 * settings.stall_minutes)
 
     async def generate(

@@ -103,13 +103,13 @@ class TorchStrategy:
         def gather(kind: str, name: str) -> Tensor:
             return self._state_of(parameters[name], kind)
 
-        write_state(folder, shapes, gather, step=step, rank=0, world=1)
+        write_state(folder, shapes, gather, step=step, rank=0, world_size=1)
 
     @torch.no_grad()
     def load_state(self, folder: Path) -> None:
         parameters = trainable(self.student.lm)
         stored = StoredState(folder, {name: parameter.shape for name, parameter in parameters.items()})
-        stored.verify(rank=0, world=1)
+        stored.verify(rank=0, world_size=1)
         # A new optimizer has no moments that the stored ones could be copied into.
         init_optimizer_state(self.optimizer, parameters.values())
         for name, parameter in parameters.items():

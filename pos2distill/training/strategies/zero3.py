@@ -35,7 +35,7 @@ class Zero3Strategy:
         self.study = study
         self.device = device
         self.rank = torch.distributed.get_rank()
-        self.world = torch.distributed.get_world_size()
+        self.world_size = torch.distributed.get_world_size()
         config = _deepspeed_config(study, device)
         # Before HfDeepSpeedConfig, as both loaders: they build models without weights, which DeepSpeed would change.
         self.dtypes = weight_dtypes(study.model)
@@ -67,7 +67,7 @@ class Zero3Strategy:
     def backward(self, loss: Tensor, *, last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(last)
         # DeepSpeed averages gradients over ranks, but the losses of ranks must add up.
-        self.engine.backward(loss * self.world)
+        self.engine.backward(loss * self.world_size)
 
     def step(self, learning_rate: float) -> float:
         for group in self.engine.optimizer.param_groups:
@@ -126,14 +126,14 @@ class Zero3Strategy:
 
         # All shards are updated together, so any of them has the step count.
         step = int(adam.state[shards[0]]["step"])
-        write_state(folder, shapes, gather, step=step, rank=self.rank, world=self.world)
+        write_state(folder, shapes, gather, step=step, rank=self.rank, world_size=self.world_size)
 
     def load_state(self, folder: Path) -> None:
         from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state
 
         parameters = self._parameters()
         stored = StoredState(folder, {name: parameter.ds_shape for name, parameter in parameters.items()})
-        stored.verify(rank=self.rank, world=self.world)
+        stored.verify(rank=self.rank, world_size=self.world_size)
         adam, shards = self._adam()
         optimizer = self.engine.optimizer
         # Frees weights that are still gathered from the last pass: they are the old ones.

@@ -30,7 +30,7 @@ def rule(text: str) -> str:
         [endpoint("https://minio.storage.svc"), rule("namespace: storage, ports: [9000]")],
         [endpoint("http://10.0.20.15:9000"), rule("cidr: 10.0.0.0/8, ports: [9000]")],
         [endpoint("http://store.example.org:9000"), rule("cidr: 10.0.20.15/32, ports: [9000]")],
-        [endpoint("http://10.0.20.15:9000"), rule("namespace: storage, ports: [9000]")],  # of a Service
+        [endpoint("http://10.0.20.15:9000"), rule("namespace: storage, ports: [9000]")],  # the address of a Service
         [endpoint(""), rule("cidr: 0.0.0.0/0")],
         [endpoint("https://store.example.org", "AWS_ENDPOINT_URL_S3"), rule("cidr: 0.0.0.0/0")],
         # The value in a Secret is not known.

@@ -188,7 +188,7 @@ def test_render_requests_the_disk_of_models_and_checkpoints() -> None:
         ),
     ],
 )
-def test_render_refuses_a_model_that_does_not_fit_in_one_line(words: list[str], message: str) -> None:
+def test_render_rejects_a_model_that_does_not_fit_with_one_line(words: list[str], message: str) -> None:
     of_recipe = [word for word in words if word.startswith(("model.", "runtime."))]
     spec = load_cluster("gke", [word for word in words if word not in of_recipe])
     with pytest.raises(UserError) as caught:

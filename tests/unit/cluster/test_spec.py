@@ -309,7 +309,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("override", "message"), WRONG, ids=lambda text: text[:60])
-def test_load_cluster_refuses_a_wrong_spec_in_one_line(
+def test_load_cluster_rejects_a_wrong_spec_with_one_line(
     load: Callable[..., ClusterSpec], override: str, message: str
 ) -> None:
     with pytest.raises(UserError) as caught:
@@ -531,7 +531,7 @@ def test_readable_schemes_open_with_every_installation(scheme: str) -> None:
         ),
     ],
 )
-def test_make_entrypoint_refuses_a_recipe_that_cannot_run(
+def test_make_entrypoint_rejects_a_recipe_that_cannot_run(
     load: Callable[..., ClusterSpec], tmp_path: Path, recipe: str, overrides: list[str], message: str
 ) -> None:
     mine = tmp_path / "mine.yaml"

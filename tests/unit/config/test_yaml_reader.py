@@ -38,7 +38,7 @@ CHAIN = "b0: &b0 {x: 1}\n" + "".join(f"b{index}: &b{index} {{x: *b{index - 1}}}\
     ],
     ids=lambda text: text[:30],
 )
-def test_read_documents_refuses_in_one_line_at_once(tmp_path: Path, text: str, message: str) -> None:
+def test_read_documents_rejects_with_one_line_at_once(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(text)
     start = time.monotonic()

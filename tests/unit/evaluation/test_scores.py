@@ -57,7 +57,7 @@ def test_to_grid_by_hand() -> None:
 
 
 @pytest.mark.parametrize("rows", [ROWS[1:], [*ROWS, ROWS[0]], []])
-def test_to_grid_refuses_missing_and_duplicate_predictions(rows: list[tuple[str, int, int]]) -> None:
+def test_to_grid_rejects_missing_and_duplicate_predictions(rows: list[tuple[str, int, int]]) -> None:
     with pytest.raises(ValueError, match="5 documents: expected each example once at each slot"):
         to_grid(predictions(rows), 5)
 
@@ -109,7 +109,7 @@ def test_paired_difference_of_equal_models_is_zero() -> None:
         assert paired[name] == pytest.approx((-0.561, 0.561), abs=1e-3)
 
 
-def test_paired_difference_refuses_different_prompts() -> None:
+def test_paired_difference_rejects_different_prompts() -> None:
     one = grid_of([[1, 0], [0, 1]])
     for other in (
         grid_of([[1, 0], [0, 1], [1, 1]]),
@@ -200,7 +200,7 @@ def test_to_grid_averages_over_orders() -> None:
     assert curve.accuracy_by_slot == (0.25, 0.75)
 
 
-def test_to_grid_refuses_an_order_without_a_prediction() -> None:
+def test_to_grid_rejects_an_order_without_a_prediction() -> None:
     table = predictions([*ROWS, ROWS[0]])
     orders = pa.array([0] * len(ROWS) + [1], pa.int32())
     with pytest.raises(ValueError, match="5 documents: expected each example once at each slot"):

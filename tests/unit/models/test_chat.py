@@ -62,7 +62,7 @@ def test_response_opening_is_that_of_the_template(tiny_model_path: str) -> None:
         ({"messages": []}, "messages: is not for a user to set; leave it out"),
     ],
 )
-def test_check_template_refuses_unknown_variables(tiny_model_path: str, kwargs: dict[str, Any], words: str) -> None:
+def test_check_template_rejects_unknown_variables(tiny_model_path: str, kwargs: dict[str, Any], words: str) -> None:
     model = ModelSection(path=tiny_model_path, chat_template_kwargs=kwargs)
     tokenizer = load_tokenizer(model)
     tokenizer.chat_template = THINKING
@@ -80,7 +80,7 @@ def test_check_template_refuses_unknown_variables(tiny_model_path: str, kwargs: 
         ("{% set messages = messages | rejectattr('role', 'equalto', 'system') | list %}", False),
     ],
 )
-def test_check_template_refuses_a_system_message_that_is_not_shown(
+def test_check_template_rejects_a_system_message_that_is_not_shown(
     tiny_model_path: str, template: str, why: bool
 ) -> None:
     model = ModelSection(path=tiny_model_path)

@@ -1,4 +1,4 @@
-"""Model folders that are accepted, and the message for each error of a folder that is refused."""
+"""Model folders that are accepted, and the message for each error of a folder that is rejected."""
 
 import functools
 import json
@@ -93,7 +93,7 @@ def save_sharded(model: ModelSection) -> list[Path]:
     return shards
 
 
-def refused(model: ModelSection) -> str:
+def rejected(model: ModelSection) -> str:
     """The message, without the folder that it starts with."""
     with pytest.raises(UserError) as caught:
         check_weights(model)
@@ -124,7 +124,7 @@ def test_check_weights_accepts_every_family_and_names_what_it_lacks(
     names = load_file(tmp_path / "model.safetensors").keys()
     layer = next(name for name in sorted(names) if ".1." in name and name.endswith("weight"))
     rewrite(model, lambda tensors: tensors.pop(layer))
-    message = refused(model)
+    message = rejected(model)
     if family in ("Mixtral", "Qwen3Moe"):
         assert "(experts) are incomplete" in message or "(1 tensor); some of the tensors that are merged" in message
     else:
@@ -141,11 +141,11 @@ def test_check_weights_follows_tied_embeddings(family: str, tmp_path: Path) -> N
     assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
     check_weights(model)
     configure(model, tie_word_embeddings=False)
-    assert refused(model).startswith(": tensor lm_head.weight of shape [300, 32] is missing (1 tensor of ")
+    assert rejected(model).startswith(": tensor lm_head.weight of shape [300, 32] is missing (1 tensor of ")
 
 
 @pytest.mark.parametrize("index", [0, 5000, 9599])
-def test_check_weights_refuses_tied_weights_that_are_stored_and_differ(tmp_path: Path, index: int) -> None:
+def test_check_weights_rejects_tied_weights_that_are_stored_and_differ(tmp_path: Path, index: int) -> None:
     """transformers would use both, ZeRO-3 and vLLM one of them."""
     AutoModelForCausalLM.from_config(make_config("Llama", tie_word_embeddings=True)).save_pretrained(tmp_path)
     model = ModelSection(path=str(tmp_path), dtype="float32")
@@ -158,7 +158,7 @@ def test_check_weights_refuses_tied_weights_that_are_stored_and_differ(tmp_path:
     rewrite(model, functools.partial(store_head, change=0.0))
     check_weights(model)
     rewrite(model, functools.partial(store_head, change=1.0))
-    assert refused(model) == (
+    assert rejected(model) == (
         ": lm_head.weight and model.embed_tokens.weight are stored with different values, but config.json ties them; "
         "set tie_word_embeddings to false in config.json to use both"
     )
@@ -179,7 +179,9 @@ def test_check_weights_finds_tied_weights_of_another_type_and_in_another_file(tm
         if is_accepted:
             check_weights(model)
         else:
-            assert refused(model).startswith(": lm_head.weight and model.embed_tokens.weight are stored with different")
+            assert rejected(model).startswith(
+                ": lm_head.weight and model.embed_tokens.weight are stored with different"
+            )
 
 
 def test_check_weights_accepts_shards(model: ModelSection) -> None:
@@ -187,29 +189,29 @@ def test_check_weights_accepts_shards(model: ModelSection) -> None:
     check_weights(model)
 
 
-def test_check_weights_refuses_a_missing_tensor(model: ModelSection) -> None:
+def test_check_weights_rejects_a_missing_tensor(model: ModelSection) -> None:
     rewrite(model, lambda tensors: tensors.pop(DOWN))
-    assert refused(model) == (
+    assert rejected(model) == (
         f": tensor {DOWN} of shape [32, 64] is missing (1 tensor of 21); copy the whole model, or correct config.json"
     )
 
 
-def test_check_weights_refuses_a_missing_layer(model: ModelSection) -> None:
+def test_check_weights_rejects_a_missing_layer(model: ModelSection) -> None:
     configure(model, num_hidden_layers=3, layer_types=None)
-    assert ": tensor model.layers.2.input_layernorm.weight of shape [32] is missing (9 tensors of 30" in refused(model)
+    assert ": tensor model.layers.2.input_layernorm.weight of shape [32] is missing (9 tensors of 30" in rejected(model)
 
 
-def test_check_weights_refuses_another_shape(model: ModelSection) -> None:
+def test_check_weights_rejects_another_shape(model: ModelSection) -> None:
     configure(model, intermediate_size=80)
-    assert refused(model) == (
+    assert rejected(model) == (
         "/model.safetensors: tensor model.layers.0.mlp.down_proj.weight has shape [32, 64], config.json describes "
         "[32, 80] (6 tensors); the weights and config.json are of different models"
     )
 
 
-def test_check_weights_refuses_another_architecture(model: ModelSection) -> None:
+def test_check_weights_rejects_another_architecture(model: ModelSection) -> None:
     rewrite(model, rename_all)
-    assert refused(model) == (
+    assert rejected(model) == (
         ": none of its 21 tensors (first encoder.0) belongs to the LlamaForCausalLM that config.json describes; "
         "the weights and config.json are of different models"
     )
@@ -221,9 +223,9 @@ def rename_all(tensors: dict[str, Tensor]) -> None:
     tensors.update({f"encoder.{number}": value for number, value in enumerate(values)})
 
 
-def test_check_weights_refuses_integers(model: ModelSection) -> None:
+def test_check_weights_rejects_integers(model: ModelSection) -> None:
     rewrite(model, lambda tensors: tensors.update({DOWN: tensors[DOWN].to(torch.int8)}))
-    assert refused(model) == (
+    assert rejected(model) == (
         f"/model.safetensors: tensor {DOWN} is stored as I8, expected a floating-point type; "
         "a quantized model must say so in config.json (quantization_config)"
     )
@@ -254,7 +256,7 @@ def test_check_weights_warns_of_extra_tensors(model: ModelSection, capsys: pytes
     ],
 )
 @pytest.mark.parametrize("index", [0, 1000, 2047])
-def test_check_weights_refuses_values_that_are_not_finite(
+def test_check_weights_rejects_values_that_are_not_finite(
     model: ModelSection, dtype: torch.dtype, value: str, shown: str, index: int
 ) -> None:
     def change(tensors: dict[str, Tensor]) -> None:
@@ -262,7 +264,7 @@ def test_check_weights_refuses_values_that_are_not_finite(
         tensors[DOWN].view(-1)[index] = float(value)
 
     rewrite(model, change)
-    assert refused(model) == (
+    assert rejected(model) == (
         f"/model.safetensors: tensor {DOWN} holds {shown}, expected finite weights; "
         "the training that wrote it diverged or the file is corrupt: take another checkpoint"
     )
@@ -278,7 +280,7 @@ def test_check_weights_samples_every_tensor_of_a_large_model(
     original = Path(model.path, "model.safetensors").read_bytes()
     for name in load_file(Path(model.path, "model.safetensors")):
         rewrite(model, functools.partial(fill_with_nan, name=name))
-        assert f"tensor {name} holds NaN" in refused(model)
+        assert f"tensor {name} holds NaN" in rejected(model)
         Path(model.path, "model.safetensors").write_bytes(original)
 
 
@@ -309,17 +311,17 @@ def test_blocks_cover_a_tensor_or_a_fraction_of_it(size: int, fraction: float, s
         assert read == set(range(start, end))
 
 
-def test_check_weights_refuses_a_git_lfs_pointer(model: ModelSection) -> None:
+def test_check_weights_rejects_a_git_lfs_pointer(model: ModelSection) -> None:
     text = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 71576\n"
     Path(model.path, "model.safetensors").write_text(text)
-    assert refused(model) == (
+    assert rejected(model) == (
         f"/model.safetensors: is a git-lfs pointer of {len(text)} bytes, not the weights; "
         "run `git lfs pull` in the model folder"
     )
 
 
 @pytest.mark.parametrize("kept", [0.99, 0.5, 0.001])
-def test_check_weights_refuses_a_truncated_file(model: ModelSection, kept: float) -> None:
+def test_check_weights_rejects_a_truncated_file(model: ModelSection, kept: float) -> None:
     """Within the values, and within the header."""
     file = Path(model.path, "model.safetensors")
     content = file.read_bytes()
@@ -327,7 +329,7 @@ def test_check_weights_refuses_a_truncated_file(model: ModelSection, kept: float
     size = int(kept * len(content))
     file.write_bytes(content[:size])
     expected = f"at least {8 + header}" if size < 8 + header else str(len(content))
-    assert refused(model) == (
+    assert rejected(model) == (
         f"/model.safetensors: its header describes {expected} bytes, the file has {size}; copy or download it again"
     )
 
@@ -347,27 +349,27 @@ HALF_A_NUMBER = struct.pack("<Q", len(HEADER)) + HEADER + bytes(6)
         HALF_A_NUMBER,
     ],
 )
-def test_check_weights_refuses_a_file_of_another_kind(model: ModelSection, content: bytes) -> None:
+def test_check_weights_rejects_a_file_of_another_kind(model: ModelSection, content: bytes) -> None:
     Path(model.path, "model.safetensors").write_bytes(content)
-    assert refused(model) == (
+    assert rejected(model) == (
         f"/model.safetensors: is not a safetensors file of {len(content)} bytes; copy or download it again"
     )
 
 
-def test_check_weights_refuses_a_missing_shard(model: ModelSection) -> None:
+def test_check_weights_rejects_a_missing_shard(model: ModelSection) -> None:
     shard = save_sharded(model)[1]
     shard.unlink()
-    assert refused(model) == (
+    assert rejected(model) == (
         f"/model.safetensors.index.json: names {shard.name}, which is not in the folder; copy or download it again"
     )
 
 
-def test_check_weights_refuses_a_folder_of_two_models(model: ModelSection) -> None:
+def test_check_weights_rejects_a_folder_of_two_models(model: ModelSection) -> None:
     """As `save_pretrained` leaves it, if a sharded model is saved again as one file."""
     single = Path(model.path, "model.safetensors").read_bytes()
     save_sharded(model)
     Path(model.path, "model.safetensors").write_bytes(single)
-    assert refused(model) == (
+    assert rejected(model) == (
         ": holds model.safetensors and model.safetensors.index.json, which names other files, so it may hold two "
         "models; remove one of the two"
     )
@@ -378,37 +380,37 @@ def test_check_weights_refuses_a_folder_of_two_models(model: ModelSection) -> No
 def test_check_weights_names_the_truncated_shard(model: ModelSection) -> None:
     shard = save_sharded(model)[1]
     shard.write_bytes(shard.read_bytes()[:-4])
-    assert refused(model).startswith(f"/{shard.name}: its header describes ")
+    assert rejected(model).startswith(f"/{shard.name}: its header describes ")
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"weight_map": []}'])
-def test_check_weights_refuses_an_index_without_a_weight_map(model: ModelSection, content: str) -> None:
+def test_check_weights_rejects_an_index_without_a_weight_map(model: ModelSection, content: str) -> None:
     save_sharded(model)
     Path(model.path, "model.safetensors.index.json").write_text(content)
-    assert refused(model) == ("/model.safetensors.index.json: expected JSON with a weight_map of tensors to files")
+    assert rejected(model) == ("/model.safetensors.index.json: expected JSON with a weight_map of tensors to files")
 
 
-def test_check_weights_refuses_shards_without_an_index(model: ModelSection) -> None:
+def test_check_weights_rejects_shards_without_an_index(model: ModelSection) -> None:
     save_sharded(model)
     Path(model.path, "model.safetensors.index.json").unlink()
-    assert refused(model) == (
+    assert rejected(model) == (
         ": expected model.safetensors or model.safetensors.index.json, found neither; copy the missing file too"
     )
 
 
-def test_check_weights_refuses_other_formats(model: ModelSection) -> None:
+def test_check_weights_rejects_other_formats(model: ModelSection) -> None:
     Path(model.path, "model.safetensors").rename(Path(model.path, "pytorch_model.bin"))
-    assert refused(model) == (
+    assert rejected(model) == (
         ": holds no weights in safetensors format; a model in another format is converted by loading it in "
         "transformers and save_pretrained"
     )
 
 
-def test_check_weights_refuses_a_missing_folder(tmp_path: Path) -> None:
-    assert refused(ModelSection(path=str(tmp_path / "nowhere"))) == ": no such model folder (model.path)"
+def test_check_weights_rejects_a_missing_folder(tmp_path: Path) -> None:
+    assert rejected(ModelSection(path=str(tmp_path / "nowhere"))) == ": no such model folder (model.path)"
 
 
-def test_check_weights_refuses_tensors_that_cannot_be_merged(tmp_path: Path) -> None:
+def test_check_weights_rejects_tensors_that_cannot_be_merged(tmp_path: Path) -> None:
     """Experts of different shapes, which no single tensor holds."""
     config = make_config("Mixtral", num_local_experts=2)
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path)
@@ -416,7 +418,7 @@ def test_check_weights_refuses_tensors_that_cannot_be_merged(tmp_path: Path) -> 
     names = load_file(tmp_path / "model.safetensors").keys()
     expert = next(name for name in sorted(names) if "experts" in name)
     rewrite(model, lambda tensors: tensors.update({expert: torch.zeros(3, 5, dtype=torch.bfloat16)}))
-    assert refused(model) == (
+    assert rejected(model) == (
         ": tensors that a MixtralForCausalLM holds as one (experts) are incomplete or of different shapes; "
         "copy the whole model, or correct config.json"
     )
@@ -438,4 +440,4 @@ def test_check_weights_reads_a_url_without_copying_it(
     assert not (tmp_path / "pos2distill-models").exists()
     rewrite(model, lambda tensors: tensors.pop(DOWN))
     fs.put(f"{model.path}/model.safetensors", f"{url.removeprefix('memory:/')}/model.safetensors")
-    assert refused(remote).startswith(f": tensor {DOWN} of shape [32, 64] is missing")
+    assert rejected(remote).startswith(f": tensor {DOWN} of shape [32, 64] is missing")

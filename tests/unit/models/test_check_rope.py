@@ -1,4 +1,4 @@
-"""Models that a method cannot be applied to are refused before anything starts."""
+"""Models that a method cannot be applied to are rejected before anything starts."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -68,7 +68,7 @@ def test_check_inference_accepts_a_plain_model(save: Callable[..., ModelSection]
         ({"method": "lpes"}, "{}: RoPE of type 'yarn' cannot be scaled by layer in vLLM; set model.engine to hf"),
     ],
 )
-def test_check_inference_refuses(save: Callable[..., ModelSection], inference: dict[str, Any], message: str) -> None:
+def test_check_inference_rejects(save: Callable[..., ModelSection], inference: dict[str, Any], message: str) -> None:
     model = save(LlamaConfig(**SMALL, **HEADS, rope_parameters=YARN), "vllm")
     with pytest.raises(UserError) as caught:
         check_inference(model, InferenceSection.model_validate(inference))
@@ -76,7 +76,7 @@ def test_check_inference_refuses(save: Callable[..., ModelSection], inference: d
 
 
 @pytest.mark.parametrize("method", ["ms_poe", "attention_buckets"])
-def test_check_inference_refuses_families_and_scales_that_these_methods_do_not_know(
+def test_check_inference_rejects_families_and_scales_that_these_methods_do_not_know(
     save: Callable[..., ModelSection], method: str
 ) -> None:
     inference = InferenceSection.model_validate({"method": method})
@@ -92,7 +92,7 @@ def test_check_inference_refuses_families_and_scales_that_these_methods_do_not_k
         check_inference(save(scaled), inference)
 
 
-def test_check_inference_refuses_ms_poe_that_changes_no_layer(save: Callable[..., ModelSection]) -> None:
+def test_check_inference_rejects_ms_poe_that_changes_no_layer(save: Callable[..., ModelSection]) -> None:
     model = save(LlamaConfig(**SMALL, **HEADS))
     with pytest.raises(UserError) as caught:
         check_inference(model, ms_poe(first_layer=2))
@@ -101,7 +101,7 @@ def test_check_inference_refuses_ms_poe_that_changes_no_layer(save: Callable[...
     )
 
 
-def test_check_inference_refuses_ms_poe_with_a_short_window(save: Callable[..., ModelSection]) -> None:
+def test_check_inference_rejects_ms_poe_with_a_short_window(save: Callable[..., ModelSection]) -> None:
     model = save(MistralConfig(**SMALL, **HEADS, sliding_window=32))
     with pytest.raises(UserError) as caught:
         check_inference(model.model_copy(update={"max_length": 33}), ms_poe(first_layer=1))
@@ -123,7 +123,7 @@ def test_check_inference_refuses_to_search_scales_of_one_layer(save: Callable[..
     check_inference(model, InferenceSection(method="uniform_scale", scales=(1.5,)))
 
 
-def test_check_inference_refuses_layers_without_rope_in_vllm(save: Callable[..., ModelSection]) -> None:
+def test_check_inference_rejects_layers_without_rope_in_vllm(save: Callable[..., ModelSection]) -> None:
     """With four layers, the fourth of SmolLM 3 has none. In transformers the others are scaled."""
     sizes = {**SMALL, "num_hidden_layers": 4}
     check_inference(save(SmolLM3Config(**sizes, **HEADS, pad_token_id=0)), LPES)
@@ -132,7 +132,7 @@ def test_check_inference_refuses_layers_without_rope_in_vllm(save: Callable[...,
     check_inference(save(SmolLM3Config(**SMALL, **HEADS, pad_token_id=0)), LPES)
 
 
-def test_check_inference_refuses_latent_attention_in_vllm(save: Callable[..., ModelSection]) -> None:
+def test_check_inference_rejects_latent_attention_in_vllm(save: Callable[..., ModelSection]) -> None:
     """In transformers its layers are scaled as others are."""
     config = DeepseekV3Config(**SMALL, num_attention_heads=4)
     check_inference(save(config), LPES)
@@ -140,12 +140,12 @@ def test_check_inference_refuses_latent_attention_in_vllm(save: Callable[..., Mo
         check_inference(save(config, "vllm"), LPES)
 
 
-def test_check_inference_refuses_rotations_by_complex_numbers(save: Callable[..., ModelSection]) -> None:
+def test_check_inference_rejects_rotations_by_complex_numbers(save: Callable[..., ModelSection]) -> None:
     with pytest.raises(UserError, match="rotations of deepseek_v2 are complex numbers, which cannot be scaled"):
         check_inference(save(DeepseekV2Config(**SMALL, num_attention_heads=4)), LPES)
 
 
-def test_check_inference_refuses_ms_poe_where_rotations_depend_on_the_prompt(
+def test_check_inference_rejects_ms_poe_where_rotations_depend_on_the_prompt(
     save: Callable[..., ModelSection],
 ) -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
@@ -161,7 +161,7 @@ def with_scales(scales: Any, **settings: Any) -> LlamaConfig:
 
 @pytest.mark.parametrize("scales", [[1.5], [1.5, float("inf")], [1.5, -1.0], [1.5, "2"], 1.5])
 @pytest.mark.parametrize("method", ["none", "reorder", "lpes"])
-def test_check_inference_refuses_wrong_scales_in_the_folder(
+def test_check_inference_rejects_wrong_scales_in_the_folder(
     save: Callable[..., ModelSection], method: str, scales: Any
 ) -> None:
     inference = InferenceSection.model_validate({"method": method})
@@ -169,7 +169,7 @@ def test_check_inference_refuses_wrong_scales_in_the_folder(
         check_inference(save(with_scales(scales)), inference)
 
 
-def test_check_inference_refuses_scales_in_the_folder_that_the_engine_cannot_apply(
+def test_check_inference_rejects_scales_in_the_folder_that_the_engine_cannot_apply(
     save: Callable[..., ModelSection],
 ) -> None:
     config = with_scales([1.5, 2.0], rope_parameters=YARN)
@@ -192,6 +192,6 @@ def test_resolve_scales_of_a_config_without_layers() -> None:
     assert resolve_scales((), PretrainedConfig(), "m") == ()
 
 
-def test_check_inference_refuses_a_model_without_rope(save: Callable[..., ModelSection]) -> None:
+def test_check_inference_rejects_a_model_without_rope(save: Callable[..., ModelSection]) -> None:
     with pytest.raises(UserError, match="GPT2LMHeadModel has no rotary embedding that all its layers share"):
         check_inference(save(GPT2Config(n_layer=2)), LPES)

@@ -68,7 +68,7 @@ def test_load_model_checks_the_weights_of_a_hub_model(
             load_model(MODEL)
 
 
-def test_checked_folder_refuses_truncated_weights_of_a_hub_model(hub: Hub) -> None:
+def test_checked_folder_rejects_truncated_weights_of_a_hub_model(hub: Hub) -> None:
     hub.files[MODEL.path]["model.safetensors"] = hub.files[MODEL.path]["model.safetensors"][:-100]
     with pytest.raises(
         UserError, match=r"^me/a-model/model\.safetensors: its header describes \d+ bytes, the file has"

@@ -154,7 +154,7 @@ def test_load_model_names_attention_that_sdpa_cannot_compute(tmp_path: Path) -> 
         load_model(model, packed=True)
 
 
-def test_response_hidden_states_refuse_shared_rows_without_a_packed_model(tiny_model_path: str) -> None:
+def test_response_hidden_states_reject_shared_rows_without_a_packed_model(tiny_model_path: str) -> None:
     prompts, responses = with_common_beginnings()
     lm = load_model(ModelSection(path=tiny_model_path, dtype="float32"))
     with pytest.raises(ValueError, match="loaded with packed=True"):

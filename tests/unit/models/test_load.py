@@ -91,12 +91,12 @@ def test_load_tokenizer_silences_the_length_that_the_tokenizer_knows(
     assert warnings == []
 
 
-def test_load_model_refuses_a_folder_without_safetensors(copy_model: Callable[..., ModelSection]) -> None:
+def test_load_model_rejects_a_folder_without_safetensors(copy_model: Callable[..., ModelSection]) -> None:
     with pytest.raises(UserError, match="safetensors"):
         load_model(copy_model("model.safetensors"))
 
 
-def test_load_model_refuses_weights_that_transformers_would_fill_with_random_numbers(
+def test_load_model_rejects_weights_that_transformers_would_fill_with_random_numbers(
     copy_model: Callable[..., ModelSection],
 ) -> None:
     """Of a hub name nothing else looks: its files are not checked before a run."""
@@ -127,7 +127,7 @@ def test_resolve_attention_falls_back_to_sdpa_without_a_gpu(monkeypatch: pytest.
     assert resolve_attention("auto", torch.bfloat16, gpu) == "sdpa"
 
 
-def test_load_model_refuses_stateful_layers_for_packed_rows(
+def test_load_model_rejects_stateful_layers_for_packed_rows(
     tiny_model_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As transformers marks those with recurrent layers."""
@@ -155,7 +155,7 @@ def test_load_model_refuses_stateful_layers_for_packed_rows(
         ),
     ],
 )
-def test_load_model_refuses_attention_that_packing_would_change(
+def test_load_model_rejects_attention_that_packing_would_change(
     tiny_model_path: str, tmp_path: Path, setting: dict[str, Any], message: str
 ) -> None:
     folder = shutil.copytree(tiny_model_path, tmp_path / "model")
@@ -177,7 +177,7 @@ def test_load_model_accepts_dynamic_rope_up_to_its_fixed_length(tiny_model_path:
         load_model(ModelSection(path=str(folder), dtype="float32", max_length=513), packed=True)
 
 
-def test_load_model_refuses_models_outside_the_attention_interface(
+def test_load_model_rejects_models_outside_the_attention_interface(
     tiny_model_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As transformers marks those that do not use its attention interface."""
@@ -186,7 +186,7 @@ def test_load_model_refuses_models_outside_the_attention_interface(
         load_model(ModelSection(path=tiny_model_path, dtype="float32"), packed=True)
 
 
-def test_load_model_refuses_flash_attn_for_attention_it_does_not_support(
+def test_load_model_rejects_flash_attn_for_attention_it_does_not_support(
     tiny_model_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As transformers marks models with attention sinks."""
@@ -198,7 +198,7 @@ def test_load_model_refuses_flash_attn_for_attention_it_does_not_support(
         load_model(model, packed=True)
 
 
-def test_load_model_refuses_flash_attn_if_it_is_not_installed(
+def test_load_model_rejects_flash_attn_if_it_is_not_installed(
     tiny_model_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: object, version: int) -> None:

@@ -192,7 +192,7 @@ def test_add_adapters_to_targets_by_name(make_study: Callable[..., Study]) -> No
         ("lm_head", "expected one of: down_proj"),
     ],
 )
-def test_add_adapters_refuses_a_target_that_is_not_a_linear_layer(
+def test_add_adapters_rejects_a_target_that_is_not_a_linear_layer(
     make_study: Callable[..., Study], target: str, hint: str
 ) -> None:
     study = make_study(training={"lora": {"targets": ["v_proj", target]}})
@@ -200,13 +200,13 @@ def test_add_adapters_refuses_a_target_that_is_not_a_linear_layer(
         TorchStrategy(study, TRAINERS, CPU, study.model)
 
 
-def test_add_adapters_refuses_a_model_without_linear_layers() -> None:
+def test_add_adapters_rejects_a_model_without_linear_layers() -> None:
     lm = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=16, n_positions=8))
     with pytest.raises(UserError, match=r"^training.lora: .* has no linear layers for adapters$"):
         add_adapters(lm, LoraSection(), seed=0)
 
 
-def test_add_adapters_to_all_layers_refuses_experts() -> None:
+def test_add_adapters_to_all_layers_rejects_experts() -> None:
     """Most weights of such a model are theirs, so nobody shall believe that they are trained."""
     sizes: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     lm = MixtralForCausalLM(MixtralConfig(vocab_size=16, num_key_value_heads=1, num_local_experts=2, **sizes))
@@ -233,7 +233,7 @@ def test_add_adapters_of_a_multimodal_model_are_those_of_its_text_model(
     assert len(trained) == sum(".lora_" in name for name, _ in adapted.named_parameters())
 
 
-def test_add_adapters_refuses_a_layer_of_the_encoder_of_images(tmp_path: Path) -> None:
+def test_add_adapters_rejects_a_layer_of_the_encoder_of_images(tmp_path: Path) -> None:
     lm = load_model(save_tiny("gemma3", tmp_path), packed=True)
     with pytest.raises(UserError, match=r"^training.lora.targets: fc1: not a linear layer of "):
         add_adapters(lm, LoraSection(targets=("fc1",)), seed=0)

@@ -13,7 +13,7 @@ from pos2distill.errors import UserError
 from pos2distill.models import trainable
 from pos2distill.models.check import check_sharded, check_trainable, check_weights
 from pos2distill.models.load import load_model
-from pos2distill.models.trainable import REFUSED, TRAINABLE, refuse_unpackable, require_trainable_family
+from pos2distill.models.trainable import REJECTED, TRAINABLE, reject_unpackable, require_trainable_family
 from scripts.model_families import PAGE, TOLERANCE, check, check_family, render, save_tiny
 from tests.support.hub_server import hub_server, use_hub
 
@@ -35,11 +35,11 @@ def test_trainable_families_may_tie_their_head(family: str, tied: bool, tmp_path
     assert max(parity.loss, parity.gradient, parity.logits) < TOLERANCE
 
 
-def test_trainable_and_refused_families_are_those_of_the_page() -> None:
+def test_trainable_and_rejected_families_are_those_of_the_page() -> None:
     cells = [line.split("`")[1] for line in PAGE.read_text().splitlines() if line.startswith("| `")]
-    assert cells == ["model_type", *TRAINABLE, "model_type", *sorted(REFUSED)]
+    assert cells == ["model_type", *TRAINABLE, "model_type", *sorted(REJECTED)]
     assert list(TRAINABLE) == sorted(set(TRAINABLE))
-    assert not set(TRAINABLE) & set(REFUSED)
+    assert not set(TRAINABLE) & set(REJECTED)
 
 
 @pytest.mark.slow
@@ -56,12 +56,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", sorted(REFUSED))
-def test_refused_families_cannot_be_trained(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not before and, with the refusal taken away, not afterwards: it is due to the family, not to the table."""
+@pytest.mark.parametrize("family", sorted(REJECTED))
+def test_rejected_families_cannot_be_trained(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not before and, with the rejection taken away, not afterwards: it is due to the family, not to the table."""
     model = save_tiny(family, tmp_path, **SETTINGS.get(family, {}))
     for attempt in (lambda: load_model(model, packed=True), lambda: check_trainable(model, on_gpu=True)):
-        with pytest.raises(UserError, match=rf"the family '{family}' cannot be trained: {REFUSED[family]}; supported:"):
+        with pytest.raises(
+            UserError, match=rf"the family '{family}' cannot be trained: {REJECTED[family]}; supported:"
+        ):
             attempt()
     monkeypatch.setattr(trainable, "TRAINABLE", (*TRAINABLE, family))
     with pytest.raises((UserError, KeyError, ValueError)):
@@ -78,11 +80,11 @@ def test_require_trainable_family_names_the_family_and_those_that_are_supported(
     )
 
 
-def test_refuse_unpackable_names_layers_that_would_mix_packed_rows() -> None:
+def test_reject_unpackable_names_layers_that_would_mix_packed_rows() -> None:
     config = SimpleNamespace(layer_types=["full_attention", "conv"])
     lm: Any = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: config))
     with pytest.raises(UserError, match=r"^mine: its layers of type 'conv' would mix packed rows$"):
-        refuse_unpackable(lm, context=100, shown="mine")
+        reject_unpackable(lm, context=100, model_name="mine")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def test_refuse_unpackable_names_layers_that_would_mix_packed_rows() -> None:
         ("gemma2", "sdpa", r"scores are soft-capped, .*; set model\.attention to flash_attention_2 or eager"),
     ],
 )
-def test_check_trainable_refuses_attention_by_the_config_alone(
+def test_check_trainable_rejects_attention_by_the_config_alone(
     family: str, attention: str, message: str, tmp_path: Path
 ) -> None:
     model = save_tiny(family, tmp_path)
@@ -115,7 +117,7 @@ def test_check_trainable_refuses_attention_by_the_config_alone(
     ids=lambda settings: settings["quant_method"],
 )
 @pytest.mark.parametrize("on_gpu", [False, True])
-def test_check_trainable_refuses_quantized_weights(quantization: dict[str, Any], on_gpu: bool, tmp_path: Path) -> None:
+def test_check_trainable_rejects_quantized_weights(quantization: dict[str, Any], on_gpu: bool, tmp_path: Path) -> None:
     model = save_tiny("llama", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
@@ -136,7 +138,7 @@ def test_check_trainable_refuses_quantized_weights(quantization: dict[str, Any],
         ("llama", None),
     ],
 )
-def test_check_sharded_refuses_parameters_that_stay_in_float32(family: str, kept: str | None, tmp_path: Path) -> None:
+def test_check_sharded_rejects_parameters_that_stay_in_float32(family: str, kept: str | None, tmp_path: Path) -> None:
     model = save_tiny(family, tmp_path)
     check_sharded(model)
     in_bfloat16 = model.model_copy(update={"dtype": "bfloat16"})

@@ -198,7 +198,7 @@ def test_make_plan_setting_changes_its_analyses(make_recipe: Any, override: Any,
 
 
 @pytest.mark.parametrize("method", ["reorder", "ms_poe", "attention_buckets"])
-def test_analyze_refuses_methods_that_change_how_the_model_answers(
+def test_analyze_rejects_methods_that_change_how_the_model_answers(
     method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     overrides = [*TOY, f"runtime.storage={tmp_path}", f"inference.method={method}"]

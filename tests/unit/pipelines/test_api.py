@@ -20,7 +20,7 @@ import pytest
 import pos2distill
 from pipelines import stage_runner
 from pipelines.api_input import Questions, questions_file, to_overrides, to_plain_value, to_recipe
-from pipelines.progress_tracker import ProgressTracker
+from pipelines.progress_reporter import ProgressReporter
 from pos2distill.config import Recipe
 from pos2distill.config.yaml_reader import parse_value
 from pos2distill.errors import TransientError, UserError
@@ -76,16 +76,16 @@ def test_distill_ends_with_an_error_if_the_lease_is_lost(
     """As where a storage does not answer. The process, here that of the tests, continues."""
     pos2distill.sample(recipe_file, LOCAL)
     mark = tmp_path / "storage" / "driver.json"
-    report_fatal = ProgressTracker.report_fatal
+    report_fatal = ProgressReporter.report_fatal
     reported = threading.Event()
     closed: list[StepLog] = []
 
     def lose_lease(*_: object) -> None:
-        mark.write_text("{}")  # of another driver
+        mark.write_text("{}")  # the mark of another driver
         assert reported.wait(120)
 
-    def report(tracker: ProgressTracker, error: TransientError) -> None:
-        report_fatal(tracker, error)
+    def report(reporter: ProgressReporter, error: TransientError) -> None:
+        report_fatal(reporter, error)
         reported.set()
 
     def close(log: StepLog) -> None:
@@ -93,8 +93,8 @@ def test_distill_ends_with_an_error_if_the_lease_is_lost(
 
     with monkeypatch.context() as patch:
         patch.setattr(stage_runner, "hold_lease", functools.partial(hold_lease, period=0.2))
-        patch.setattr(ProgressTracker, "count_step", lose_lease)
-        patch.setattr(ProgressTracker, "report_fatal", report)
+        patch.setattr(ProgressReporter, "count_step", lose_lease)
+        patch.setattr(ProgressReporter, "report_fatal", report)
         patch.setattr(StepLog, "close", close)
         with pytest.raises(TransientError, match=r"storage: another run took over .+; run the same command again to"):
             pos2distill.distill(recipe_file, LOCAL)
@@ -335,7 +335,7 @@ def test_evaluate_takes_a_mapping_and_changes_nothing_in_it(make_recipe: Callabl
     assert repr(raw) == before
 
 
-def test_functions_refuse_what_does_not_fit(make_recipe: Callable[..., Recipe], recipe_file: str) -> None:
+def test_functions_reject_what_does_not_fit(make_recipe: Callable[..., Recipe], recipe_file: str) -> None:
     with pytest.raises(UserError, match=r"^evaluate: expected either a recipe, or model and data$"):
         pos2distill.evaluate(recipe_file, model="m", data="d")
     with pytest.raises(UserError, match=r"^evaluate: expected either a recipe, or model and data$"):

@@ -1,4 +1,4 @@
-"""What a study refuses before its first stage."""
+"""What a study rejects before its first stage."""
 
 import shutil
 import sys
@@ -54,7 +54,7 @@ def test_run_study_checks_settings_against_the_model_first(
 
 
 @pytest.mark.parametrize("command", [run_study, describe])
-def test_check_against_model_refuses_incomplete_weights(
+def test_check_against_model_rejects_incomplete_weights(
     make_recipe: Callable[..., Recipe],
     tiny_model_path: str,
     tmp_path: Path,
@@ -74,7 +74,7 @@ def test_check_against_model_refuses_incomplete_weights(
 
 
 @pytest.mark.parametrize("command", [run_study, run_sample, describe, run_analyze])
-def test_commands_that_read_hidden_states_refuse_an_untrainable_family_first(
+def test_commands_that_read_hidden_states_reject_an_untrainable_family_first(
     make_recipe: Callable[..., Recipe],
     tiny_model_path: str,
     tmp_path: Path,
@@ -91,7 +91,7 @@ def test_commands_that_read_hidden_states_refuse_an_untrainable_family_first(
     assert "to run" in describe(recipe, "evaluate")
 
 
-def test_run_study_refuses_a_missing_tracker_first(
+def test_run_study_rejects_a_missing_tracker_first(
     make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
@@ -169,7 +169,7 @@ def test_a_stage_that_is_stopped_after_it_was_published_keeps_its_provenance(
     assert provenance.stage == "sample"
 
 
-def test_describe_refuses_a_sweep_where_the_command_does(make_recipe: Callable[..., Recipe]) -> None:
+def test_describe_rejects_a_sweep_where_the_command_does(make_recipe: Callable[..., Recipe]) -> None:
     recipe = make_recipe(sweep={"method.k": [1, 2]})
     assert describe(recipe, "study").count("# study ") == 2
     for command in ("evaluate", "analyze", "sample", "distill"):

@@ -113,7 +113,7 @@ AGAIN = "and run again to make it again"
 UNUSABLE = "corrupt, or of another version; expected how the artifact was made"
 EARLIER = "corrupt, or of an earlier version; expected"
 SUMMARY = "corrupt; expected what `report` writes; run `report` for this run to make it again"
-# It asks both models, and is refused before it asks the first one.
+# It asks both models, and is rejected before it asks the first one.
 RESUMED = ["study", "evaluation.max_new_tokens=9"]
 # The damaged path, the damage, the command, words of the line.
 CASES: list[tuple[str, Damage, list[str], str]] = [
@@ -332,7 +332,7 @@ def test_an_interrupted_evaluation_continues_with_a_damaged_part(recipe: str, da
 
 
 @pytest.mark.parametrize("content", ["garbage", "{}", '[{"genome": [1.0]}]'])
-def test_read_generations_refuses_a_damaged_one(tmp_path: Path, content: str) -> None:
+def test_read_generations_rejects_a_damaged_one(tmp_path: Path, content: str) -> None:
     artifact = Artifact(str(tmp_path), "rope-scales", "abcd")
     folder = Path(artifact.path) / "generations"
     folder.mkdir(parents=True)
@@ -359,7 +359,7 @@ def test_read_generations_accepts_an_empty_one_but_not_as_the_first(tmp_path: Pa
 
 
 @pytest.mark.parametrize("content", ["garbage", "{}", "[1]"])
-def test_saved_folders_refuses_a_damaged_list(tmp_path: Path, content: str) -> None:
+def test_saved_folders_rejects_a_damaged_list(tmp_path: Path, content: str) -> None:
     artifact = Artifact(str(tmp_path), "checkpoint", "abcd")
     assert saved_folders(artifact) == []
     folder = Path(artifact.path) / "training" / "local"

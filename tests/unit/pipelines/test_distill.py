@@ -85,7 +85,7 @@ def test_evaluation_does_not_ask_who_trained(make_recipe: Make) -> None:
     ("steps", "expected", "found"),
     [([0, 1, 4, 5], 2, 4), ([1, 2], 0, 1), ([0, 1, 1, 2], 2, 1)],
 )
-def test_count_rows_refuses_a_log_with_gaps(tmp_path: Path, steps: list[int], expected: int, found: int) -> None:
+def test_count_rows_rejects_a_log_with_gaps(tmp_path: Path, steps: list[int], expected: int, found: int) -> None:
     """Otherwise a report would publish wrong numbers of steps, rows and examples."""
     checkpoint = write_steps(tmp_path, steps)
     with pytest.raises(UserError) as caught:

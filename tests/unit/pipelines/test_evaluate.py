@@ -295,7 +295,7 @@ def test_evaluate_continues_after_a_failure(server: FakeServer, capsys: pytest.C
     assert len(server.bodies) == 80
 
 
-def test_evaluate_refuses_wrong_addresses_and_names(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_rejects_wrong_addresses_and_names(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     for word, message in [
         ("runtime.endpoint.api_key_env=NO_KEY", "api_key_env: the environment variable NO_KEY is not set"),
         ("runtime.endpoint.api_key_env=null", "refuses the key in OPENAI_API_KEY (HTTP 401)"),
@@ -397,7 +397,7 @@ def test_evaluate_refuses_wrong_addresses_and_names(server: FakeServer, capsys: 
         ),
     ],
 )
-def test_evaluate_refuses_settings_that_do_not_fit(
+def test_evaluate_rejects_settings_that_do_not_fit(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command_line.main(words) == 2
@@ -407,7 +407,7 @@ def test_evaluate_refuses_settings_that_do_not_fit(
 
 
 @pytest.mark.parametrize("command", ["study", "analyze", "sample", "distill"])
-def test_commands_that_train_refuse_a_server(
+def test_commands_that_train_reject_a_server(
     make_recipe: Callable[..., Recipe], command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_recipe(model={"engine": "openai"}, runtime={"endpoint": {"base_url": "http://127.0.0.1:9/v1"}})

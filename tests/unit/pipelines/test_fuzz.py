@@ -47,7 +47,7 @@ def dry_run(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., int]:
-    """`dry_run(*settings)`: a dry run of the recipe, which must accept it, or refuse it in one line, soon."""
+    """`dry_run(*settings)`: a dry run of the recipe, which must accept it, or reject it with one line, soon."""
     make_recipe()
     temporary = tmp_path / "temporary"
     temporary.mkdir()

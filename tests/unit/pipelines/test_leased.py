@@ -21,11 +21,11 @@ class Numbers:
         self.reported: list[object] = []
 
     @contextmanager
-    def track(self, spec: object) -> Iterator[Any]:
+    def report_progress(self, spec: object) -> Iterator[Any]:
         yield SimpleNamespace(report_fatal=self.reported.append)
 
     def map(
-        self, blocks: Sequence[int], operators: object, *, label: str, tracker: object = None
+        self, blocks: Sequence[int], operators: object, *, label: str, reporter: object = None
     ) -> Generator[int, None, None]:
         try:
             yield from blocks
@@ -36,7 +36,7 @@ class Numbers:
     def actors(self, create: object, pool: object, *, label: str) -> Iterator[Callable[[Sequence[int]], Iterator[int]]]:
         yield iter
 
-    def train(self, job: Lease, stream: object, tracker: object) -> bool:
+    def train(self, job: Lease, stream: object, reporter: object) -> bool:
         return job._work.locked()
 
 
@@ -82,8 +82,8 @@ def test_leased_executor_does_not_end_as_finished_after_the_loss(executor: Any, 
         executor.train(lease, None, None)
 
 
-def test_leased_executor_reports_the_loss_to_the_tracker(executor: Any, lease: Lease) -> None:
-    with executor.track(None):
+def test_leased_executor_reports_the_loss_to_the_reporter(executor: Any, lease: Lease) -> None:
+    with executor.report_progress(None):
         lease.mark_lost("lost")
     (error,) = executor.executor.reported
     assert isinstance(error, TransientError)

@@ -73,7 +73,7 @@ def changed(before: Recipe, after: Recipe) -> set[str]:
         ({"data": {"prompt": "qa"}}, {BASE, SAMPLE, DISTILL, DISTILLED}),
         ({"data": {"prompt": "template", "template": OWN_PROMPT}}, {BASE, SAMPLE, DISTILL, DISTILLED}),
         ({"evaluation": {"other_documents": [6]}}, {PREPARE, BASE, DISTILLED}),
-        ({"evaluation": {"bootstrap_samples": 300}}, set()),  # of the report only
+        ({"evaluation": {"bootstrap_samples": 300}}, set()),  # a setting of the report only
         ({"method": {"name": "kl"}}, {DISTILL, DISTILLED}),
         ({"method": {"name": "seqkd"}}, {SAMPLE, DISTILL, DISTILLED}),  # its samples need no teacher states
         ({"data": {"metric": "em"}}, {BASE, SAMPLE, DISTILL, DISTILLED}),
@@ -123,7 +123,7 @@ def test_make_plan_settings_of_the_method_in_use_change_what_it_changes(
             }
         },
         {"evaluation": {"other_documents": []}},
-        {"inference": {"bases": [1, 2]}},  # of a method that is not used
+        {"inference": {"bases": [1, 2]}},  # a setting of a method that is not used
         {"method": {"view_weight": 2}},
         {"model": {"chat_template_kwargs": {}}},
     ],
@@ -188,7 +188,7 @@ def test_make_plan_names_artifacts_by_fingerprint(make_recipe: Make, tmp_path: P
     assert len({stage.fingerprint for stage in plan.stages}) == 5
 
 
-def test_make_plan_refuses_missing_files(make_recipe: Make, tmp_path: Path) -> None:
+def test_make_plan_rejects_missing_files(make_recipe: Make, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"dat.jsonl: no such file \(data.path\); did you mean 'data.jsonl'"):
         make_plan(make_recipe(data={"path": str(tmp_path / "dat.jsonl")}))
     with pytest.raises(UserError, match=r"no such model folder \(model.path\)"):
@@ -367,7 +367,7 @@ def test_make_plan_applies_the_inference_method_to_other_tasks(
         ),
     ],
 )
-def test_make_plan_refuses_other_tasks_that_cannot_be_reordered(
+def test_make_plan_rejects_other_tasks_that_cannot_be_reordered(
     with_other_task: Callable[..., Recipe], other: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError, match=re.escape(f"evaluation.also_evaluate: {message}")):

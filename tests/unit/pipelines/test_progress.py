@@ -12,10 +12,10 @@ import pytest
 
 from pipelines import progress
 from pipelines.progress import RateEstimator, StageProgress, show_progress, show_stage
-from pipelines.progress_tracker import ProgressTracker
+from pipelines.progress_reporter import ProgressReporter
 from pipelines.stages import distill
 from pos2distill.store.artifacts import Artifact
-from tests.support.tracked import make_spec
+from tests.support.progress_spec import make_spec
 
 
 class Scripted:
@@ -110,9 +110,9 @@ def test_progress_hints_at_what_is_waited_for(
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(progress, "STALLED_SECONDS", 2.0)
     script = Scripted(monkeypatch)
-    tracker = ProgressTracker(make_spec(total=6))
-    script.steps = [nothing, nothing, nothing, lambda: tracker.count_step(2, 1, 0.5), *[nothing] * 4]
-    show(progress.tracked(tracker.spec, tracker.read, "look there"), script)
+    reporter = ProgressReporter(make_spec(total=6))
+    script.steps = [nothing, nothing, nothing, lambda: reporter.count_step(2, 1, 0.5), *[nothing] * 4]
+    show(progress.progress_counter(reporter.spec, reporter.read, "look there"), script)
     drawn = [line for line in re.split(r"[\r\n]", terminal.getvalue()) if "samples" in line and "; " in line]
     hinted = ["look there" in line for line in drawn[:8]]
     assert hinted == [False, False, True, False, False, False, True, True]
@@ -134,17 +134,17 @@ def test_resumed_run_says_at_which_step(tmp_path: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.usefixtures("every_second")
 def test_lines_of_training(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    tracker = ProgressTracker(make_spec(total=6, stored={"kept": 3}))
+    reporter = ProgressReporter(make_spec(total=6, stored={"kept": 3}))
     script = Scripted(
         monkeypatch,
         nothing,
-        lambda: tracker.heartbeat("samplers", "a"),
-        lambda: tracker.count_step(2, 1, 0.5),
+        lambda: reporter.heartbeat("samplers", "a"),
+        lambda: reporter.count_step(2, 1, 0.5),
         nothing,
-        lambda: tracker.count_step(4, 2, 0.5),
-        lambda: tracker.count_step(6, 3, 0.5),
+        lambda: reporter.count_step(4, 2, 0.5),
+        lambda: reporter.count_step(6, 3, 0.5),
     )
-    progress.show_lines(progress.tracked(tracker.spec, tracker.read), script)
+    progress.show_lines(progress.progress_counter(reporter.spec, reporter.read), script)
     trained, rest = "samples trained on (all epochs)", "sampled 3, kept 3"
     assert capsys.readouterr().err.splitlines() == [
         f"distill: 0 of 6 {trained}; starting processes and loading models, 1 s so far; {rest}",
@@ -161,10 +161,10 @@ def test_bar_of_a_resumed_run_begins_where_the_run_before_ended(monkeypatch: pyt
     """It is drawn at every refresh, also while there is no result."""
     terminal = io.StringIO()
     monkeypatch.setattr(sys, "stderr", terminal)
-    tracker = ProgressTracker(replace(make_spec(total=90), trained=45))
-    steps = [lambda count=count: tracker.count_step(count, count // 3, 0.5) for count in (48, 48, 51, 51)]
+    reporter = ProgressReporter(replace(make_spec(total=90), trained=45))
+    steps = [lambda count=count: reporter.count_step(count, count // 3, 0.5) for count in (48, 48, 51, 51)]
     script = Scripted(monkeypatch, nothing, *steps)
-    progress.show_bar(progress.tracked(tracker.spec, tracker.read), script)
+    progress.show_bar(progress.progress_counter(reporter.spec, reporter.read), script)
     drawn = [line for line in terminal.getvalue().split("\r") if ", " in line]
     states = [
         re.sub(r".*\| (\d+/90 samples) trained on \(all epochs\) \[[\d:]+, (.*?)[;\]].*", r"\1, \2", line.strip())
@@ -183,9 +183,9 @@ def test_show_progress_shows_the_last_figures(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
-    tracker = ProgressTracker(make_spec(total=4))
-    with show_progress(tracker.spec, tracker.read):
-        tracker.count_step(4, 2, 0.4)
+    reporter = ProgressReporter(make_spec(total=4))
+    with show_progress(reporter.spec, reporter.read):
+        reporter.count_step(4, 2, 0.4)
     (*_, last) = capsys.readouterr().err.splitlines()
     assert last == "distill: 4 of 4 samples trained on (all epochs); sampled 0, kept 0, step 2, loss 0.4000"
 

@@ -58,7 +58,7 @@ TOKEN = "hf_" + "qWeRtYuIoPaSdFgHjKlZ" + "xCvBnMqAzWsXeD"
         (["/x/pos2distill/__main__.py", "report", "r"], "pos2distill report r"),
         (
             ["run.py", "study", "r", f"runtime.storage={URL}", TOKEN],
-            "python run.py study r runtime.storage=SECRET SECRET",
+            "python run.py study r 'runtime.storage=***' '***'",
         ),
         (["/bin/pytest", "tests"], ""),
     ],
@@ -68,11 +68,11 @@ def test_command_line_is_as_typed_without_secrets(words: list[str], shown: str) 
 
 
 def test_provenance_repeats_no_secret_of_settings(make_recipe: Callable[..., Recipe]) -> None:
-    """A recipe that a program made, since one that is read is refused with a secret."""
+    """A recipe that a program made, since one that is read is rejected with a secret."""
     recipe = make_recipe()
     runtime = recipe.runtime.model_copy(update={"storage": URL})
     provenance = Provenance.now(recipe.model_copy(update={"runtime": runtime}))
-    assert provenance.settings["runtime"]["storage"] == "SECRET"
+    assert provenance.settings["runtime"]["storage"] == "***"
     assert "topsecret" not in str(provenance)
 
 

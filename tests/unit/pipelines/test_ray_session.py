@@ -7,7 +7,7 @@ from pos2distill.errors import UserError, warn_once
 
 
 @pytest.mark.parametrize("address", [None, "local"])
-def test_require_resources_refuses_what_this_machine_lacks(
+def test_require_resources_rejects_what_this_machine_lacks(
     monkeypatch: pytest.MonkeyPatch, address: str | None
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

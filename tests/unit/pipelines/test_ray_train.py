@@ -125,14 +125,14 @@ def test_an_error_of_a_worker_keeps_its_kind(kind: type[UserError], monkeypatch:
     """A job on a cluster is tried again after some of them alone."""
     error = kind("the cause")
     reported: list[UserError] = []
-    tracker = SimpleNamespace(fatal_error=lambda: reported[0] if reported else None, report_fatal=reported.append)
+    reporter = SimpleNamespace(fatal_error=lambda: reported[0] if reported else None, report_fatal=reported.append)
 
     def fail(*_: object) -> None:
         raise RuntimeError("wrapped") from error
 
     def train(workers: int) -> Any:
         monkeypatch.setattr(ray.train, "get_context", lambda: SimpleNamespace(get_world_size=lambda: workers))
-        return train_function({"job": None, "tracker": tracker, "mailbox": None})
+        return train_function({"job": None, "reporter": reporter, "mailbox": None})
 
     monkeypatch.setattr("pipelines.executors.ray.train.RaySession", lambda *_: None)
     monkeypatch.setattr("pos2distill.training.worker.run_worker", fail)
@@ -146,7 +146,7 @@ def test_an_error_of_a_worker_keeps_its_kind(kind: type[UserError], monkeypatch:
 def test_states_that_are_not_listed_are_removed(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
     artifact = make_plan(make_recipe(runtime={"storage": str(tmp_path / ODD_NAME)})).distill.artifact
     folder = Path(artifact.path) / "training"
-    remove_unlisted_states(artifact)  # of a new run there is nothing
+    remove_unlisted_states(artifact)  # a new run has no states
     for name in ("checkpoint_1", "checkpoint_2", "checkpoint_3"):
         (folder / name).mkdir(parents=True)
         (folder / name / "state").write_text("state")

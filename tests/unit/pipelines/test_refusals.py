@@ -95,7 +95,7 @@ def test_evaluate_stores_the_answers_that_came_with_a_failure(server: FakeServer
 
 def test_evaluate_asks_again_what_failed_at_every_prompt_length(server: FakeServer, evaluate: Command) -> None:
     words = ["evaluation.other_documents=[3]", "evaluation.reference_prompts=true", "evaluation.distractor_orders=2"]
-    answer_instead(server, about(5, position=3), BROKEN)  # of 4 documents in 2 orders, and of 3
+    answer_instead(server, about(5, position=3), BROKEN)  # prompts of 4 documents in 2 orders, and of 3 documents
     evaluate(*words, "runtime.samplers.batch_size=1000", code=2)
     asked = len(server.bodies)
     server.instead = lambda prompt: None

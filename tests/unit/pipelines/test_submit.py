@@ -1,4 +1,4 @@
-"""What a job takes with it and what stays, and what is refused before a cluster is asked."""
+"""What a job takes with it and what stays, and what is rejected before a cluster is asked."""
 
 import errno
 import json
@@ -81,7 +81,7 @@ def test_pack_copies_the_users_recipe(project: Path, tmp_path: Path) -> None:
     assert (tmp_path / "packed" / "mine.yaml").read_text() == "name: mine"
 
 
-def test_pack_refuses_a_recipe_with_a_key(project: Path, tmp_path: Path) -> None:
+def test_pack_rejects_a_recipe_with_a_key(project: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(f"name: mine\nmodel:\n  revision: {'0123456789' * 4}\n# https://me:{'pw12' * 4}@host/m\n")
     with pytest.raises(
@@ -151,7 +151,7 @@ SHARED = "set a URL, or the absolute path of a folder that all nodes share"
         ),
     ],
 )
-def test_submit_refuses_what_cannot_work_in_one_line(
+def test_submit_rejects_what_cannot_work_with_one_line(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command_line.main(["submit", *words, "--address", "http://127.0.0.1:1"]) == 2
@@ -162,7 +162,7 @@ def test_submit_refuses_what_cannot_work_in_one_line(
 
 
 @pytest.mark.parametrize("path", ["mymodel", "~/mymodel", "./mymodel", "owner/mymodel"])
-def test_submit_refuses_a_model_of_the_working_directory(
+def test_submit_rejects_a_model_of_the_working_directory(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On the cluster, its name would be looked up on the hub."""
@@ -186,7 +186,7 @@ def test_submit_refuses_a_model_of_the_working_directory(
         ("sweep={data: [{path: s3://b/x}, {path: mymodel}]}", "data.path"),
     ],
 )
-def test_submit_refuses_a_path_of_a_sweep_that_is_not_sent(
+def test_submit_rejects_a_path_of_a_sweep_that_is_not_sent(
     setting: str, field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mymodel").mkdir()
@@ -344,7 +344,7 @@ def test_submit_of_two_at_once_submits_one_job(
     assert second == f"{job} already runs this command; following it"
 
 
-def test_submit_of_another_command_at_once_is_refused(
+def test_submit_of_another_command_at_once_is_rejected(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     jobs = Jobs()
@@ -485,7 +485,7 @@ def test_submit_names_another_task_that_is_not_sent(tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     "address", ["127.0.0.1:8265", "ray://127.0.0.1:10001", "auto", "http://[::1", "http://a:b", "http://"]
 )
-def test_submit_refuses_an_address_that_is_no_url(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_submit_rejects_an_address_that_is_no_url(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line.main(["submit", "quickstart", STORAGE, "--address", address]) == 2
     printed = capsys.readouterr().err
     assert printed == f"error: --address: expected the dashboard's, for example http://127.0.0.1:8265, got {address}\n"
@@ -535,7 +535,7 @@ def test_submit_sends_a_token_without_encryption_to_this_machine_only(
 
 
 @pytest.mark.parametrize("address", [f"http://me:{WORD}@127.0.0.1:8265", f"http://10.0.0.5:8265/?token={WORD}"])
-def test_submit_refuses_an_address_with_a_credential(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_submit_rejects_an_address_with_a_credential(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line.main(["submit", "quickstart", STORAGE, "--address", address]) == 2
     printed = capsys.readouterr().err
     assert printed == "error: --address: contains a credential; set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH instead\n"

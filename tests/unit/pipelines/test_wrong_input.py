@@ -29,7 +29,7 @@ from tests.support.hub_server import hub_server, use_hub
 from tests.support.privileges import respecting_modes
 from tests.support.tiny import write_examples
 
-Refused = Callable[..., str]
+Rejected = Callable[..., str]
 _SECONDS = 20.0
 
 
@@ -50,8 +50,8 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 @pytest.fixture
-def refused(recipe: Path, temporary: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
-    """`refused(*settings)`: the line with which `study RECIPE *settings --dry-run` is refused."""
+def rejected(recipe: Path, temporary: Path, capsys: pytest.CaptureFixture[str]) -> Rejected:
+    """`rejected(*settings)`: the line with which `study RECIPE *settings --dry-run` is rejected."""
 
     def run(*settings: str, path: str = str(recipe)) -> str:
         capsys.readouterr()
@@ -363,8 +363,8 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize(("settings", "words"), SETTINGS, ids=[settings[:60] for settings, _ in SETTINGS])
-def test_settings_are_refused_in_one_line(
-    refused: Refused, recipe: Path, settings: str, words: str, monkeypatch: pytest.MonkeyPatch
+def test_settings_are_rejected_with_one_line(
+    rejected: Rejected, recipe: Path, settings: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = recipe.parent
     (folder / "empty").mkdir()
@@ -373,11 +373,11 @@ def test_settings_are_refused_in_one_line(
     settings = settings.replace("FOLDER", str(folder)).replace("RECIPE", str(recipe))
     # Several settings are separated by a space; none of the values holds one before a section's name.
     parts = settings.split(" ") if settings.count("=") > 1 and " " in settings and "{" not in settings else [settings]
-    assert words in refused(*parts)
+    assert words in rejected(*parts)
 
 
-def test_a_path_of_windows_is_no_model_with_a_revision(refused: Refused) -> None:
-    message = refused("model.path=C:/llama")
+def test_a_path_of_windows_is_no_model_with_a_revision(rejected: Rejected) -> None:
+    message = rejected("model.path=C:/llama")
     assert message.startswith("error: C:/llama: neither a folder nor OWNER/NAME of a model on the hub (")
     assert message.endswith(" (model.path)")
 
@@ -389,15 +389,15 @@ def test_every_setting_of_the_published_methods_has_a_wrong_value_here() -> None
     assert [name for name in names if f"{name}=" not in given] == []
 
 
-def test_a_hub_model_that_cannot_be_trained_is_refused_in_one_line(
-    refused: Refused, recipe: Path, tiny_model_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_hub_model_that_cannot_be_trained_is_rejected_with_one_line(
+    rejected: Rejected, recipe: Path, tiny_model_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its config, before its weights are downloaded; one that can be trained is accepted."""
     with hub_server() as hub:
         use_hub(monkeypatch, hub.address, tmp_path / "cache")
         config = {"model_type": "falcon", "num_hidden_layers": 2}
         hub.files["me/falcon"] = {"config.json": json.dumps(config).encode(), "model.safetensors": b"some weights"}
-        line = refused("model.path=me/falcon")
+        line = rejected("model.path=me/falcon")
         assert line.startswith("error: me/falcon: a model of the family 'falcon' cannot be trained: its attention is ")
         assert hub.downloaded == ["config.json"]
         hub.files["me/llama"] = {path.name: path.read_bytes() for path in Path(tiny_model_path).iterdir()}
@@ -439,8 +439,8 @@ ENVIRONMENTS = [
 
 
 @pytest.mark.parametrize(("environment", "setting", "words"), ENVIRONMENTS)
-def test_environments_are_refused_in_one_line(
-    refused: Refused,
+def test_environments_are_rejected_with_one_line(
+    rejected: Rejected,
     recipe: Path,
     environment: dict[str, str],
     setting: str,
@@ -453,7 +453,7 @@ def test_environments_are_refused_in_one_line(
     if "AWS_ENDPOINT_URL" in environment:
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
-    assert words in refused(setting)
+    assert words in rejected(setting)
 
 
 @pytest.fixture
@@ -472,14 +472,14 @@ def silent_server() -> Iterator[str]:
         ("model.path=SERVER/x", "(model.path)"),
     ],
 )
-def test_a_silent_server_is_refused_in_one_line(
-    refused: Refused, silent_server: str, setting: str, named: str, recipe: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_silent_server_is_rejected_with_one_line(
+    rejected: Rejected, silent_server: str, setting: str, named: str, recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _without_credentials(monkeypatch, recipe.parent)
     monkeypatch.setattr("pos2distill.urls._ANSWER_SECONDS", 1.0)
     for name, value in (("ENDPOINT_URL", silent_server), ("ACCESS_KEY_ID", "x"), ("SECRET_ACCESS_KEY", "x")):
         monkeypatch.setenv(f"AWS_{name}", value)
-    line = refused(setting.replace("SERVER", silent_server))
+    line = rejected(setting.replace("SERVER", silent_server))
     assert named in line
     assert "timed out" in line
 
@@ -517,19 +517,19 @@ RECIPES: list[tuple[bytes, str]] = [
 
 
 @pytest.mark.parametrize(("content", "words"), RECIPES, ids=[repr(content[:40]) for content, _ in RECIPES])
-def test_recipes_are_refused_in_one_line(refused: Refused, recipe: Path, content: bytes, words: str) -> None:
+def test_recipes_are_rejected_with_one_line(rejected: Rejected, recipe: Path, content: bytes, words: str) -> None:
     recipe.write_bytes(content)
-    line = refused()
+    line = rejected()
     assert line.startswith(f"error: {recipe}: ")
     assert words in line
 
 
-def test_a_value_of_billions_of_parts_is_refused_at_once(refused: Refused, recipe: Path) -> None:
+def test_a_value_of_billions_of_parts_is_rejected_at_once(rejected: Rejected, recipe: Path) -> None:
     raw = yaml.safe_load(recipe.read_text())
     del raw["description"]
     nested = "\n".join(f"    {line}" for line in BOMB.splitlines())
     recipe.write_text(f"{yaml.safe_dump(raw)}description:\n{nested}\n")
-    assert "aliases stand for more than 1,000,000 values; write them out" in refused()
+    assert "aliases stand for more than 1,000,000 values; write them out" in rejected()
 
 
 PATHS = [
@@ -550,12 +550,12 @@ PATHS = [
 
 
 @pytest.mark.parametrize(("path", "words"), PATHS)
-def test_paths_of_recipes_are_refused_in_one_line(refused: Refused, recipe: Path, path: str, words: str) -> None:
+def test_paths_of_recipes_are_rejected_with_one_line(rejected: Rejected, recipe: Path, path: str, words: str) -> None:
     folder = recipe.parent
     (folder / "folder.yaml").mkdir()
     (folder / "broken.yaml").symlink_to(folder / "gone")
     (folder / "loop.yaml").symlink_to(folder / "loop.yaml")
-    assert words in refused(path=path.replace("FOLDER", str(folder)))
+    assert words in rejected(path=path.replace("FOLDER", str(folder)))
 
 
 @pytest.mark.parametrize(
@@ -593,8 +593,8 @@ def test_paths_of_recipes_are_refused_in_one_line(refused: Refused, recipe: Path
         ("closed", 0, "runtime.storage=FOLDER/closed", "cannot be used (Permission denied"),
     ],
 )
-def test_what_may_not_be_used_is_refused_in_one_line(
-    refused: Refused, recipe: Path, closed: str, mode: int, setting: str, words: str
+def test_what_may_not_be_used_is_rejected_with_one_line(
+    rejected: Rejected, recipe: Path, closed: str, mode: int, setting: str, words: str
 ) -> None:
     folder = recipe.parent
     shutil.copytree(yaml.safe_load(recipe.read_text())["model"]["path"], folder / "model")
@@ -605,15 +605,15 @@ def test_what_may_not_be_used_is_refused_in_one_line(
     path.chmod(mode)
     try:
         with respecting_modes():
-            line = refused(setting.replace("FOLDER", str(folder)))
+            line = rejected(setting.replace("FOLDER", str(folder)))
     finally:
         path.chmod(before)
     assert words.replace("FOLDER", str(folder)) in line
 
 
 @pytest.mark.parametrize("setting", ["data.path=gs://b/x.jsonl", "model.path=gs://b/x", "runtime.storage=gs://b/x"])
-def test_google_storage_without_a_network_is_refused_at_once(
-    refused: Refused, setting: str, monkeypatch: pytest.MonkeyPatch
+def test_google_storage_without_a_network_is_rejected_at_once(
+    rejected: Rejected, setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where no name is resolved; gcsfs itself tries for a minute."""
 
@@ -623,22 +623,22 @@ def test_google_storage_without_a_network_is_refused_at_once(
     for name in ("STORAGE_EMULATOR_HOST", "HTTPS_PROXY", "https_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pos2distill.urls.urllib.request.urlopen", resolve)
-    line = refused(setting)
+    line = rejected(setting)
     assert "cannot be used (Temporary failure in name resolution)" in line
     assert line.endswith("; check the network")
 
 
-def test_a_sweep_of_too_many_studies_is_refused_at_once(refused: Refused) -> None:
+def test_a_sweep_of_too_many_studies_is_rejected_at_once(rejected: Rejected) -> None:
     rates = [number / 1e6 for number in range(1, 301)]
     start = time.monotonic()
-    line = refused(f"sweep.training.learning_rate={rates}", f"sweep.seed={list(range(300))}")
+    line = rejected(f"sweep.training.learning_rate={rates}", f"sweep.seed={list(range(300))}")
     assert line == "error: sweep: 90000 studies; at most 1000 are possible"
     assert time.monotonic() - start < 5
 
 
 @pytest.mark.parametrize("action", ["validate", "render"])
 @pytest.mark.parametrize("name", ["x" * 3000, "x" * 3000 + ".yaml", "x/" * 1500], ids=["a name", "a file", "folders"])
-def test_names_of_cluster_specs_that_are_too_long_are_refused_in_one_line(
+def test_names_of_cluster_specs_that_are_too_long_are_rejected_with_one_line(
     name: str, action: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command_line.main(["cluster", action, name]) == 2
@@ -765,22 +765,22 @@ DATA: list[tuple[str, bytes, str]] = [
 @pytest.mark.parametrize(
     ("name", "content", "words"), DATA, ids=[f"{row} {case[0]}: {case[2][:30]}" for row, case in enumerate(DATA)]
 )
-def test_data_files_are_refused_in_one_line(
-    refused: Refused, recipe: Path, name: str, content: bytes, words: str
+def test_data_files_are_rejected_with_one_line(
+    rejected: Rejected, recipe: Path, name: str, content: bytes, words: str
 ) -> None:
     path = recipe.parent / name
     path.write_bytes(content)
-    line = refused(f"data.path={path}")
+    line = rejected(f"data.path={path}")
     assert line.startswith((f"error: {path}: ", f"error: {path}, "))
     assert words in line
 
 
-def test_duplicates_are_mentioned_when_examples_are_too_few(refused: Refused, recipe: Path) -> None:
+def test_duplicates_are_mentioned_when_examples_are_too_few(rejected: Rejected, recipe: Path) -> None:
     data = write_examples(recipe.parent / "one.jsonl", 1, 6)
     rows = [json.loads(data.read_text()) | {"id": str(number)} for number in range(60)]
     rows = [{**row, "id": "one"} for row in rows]
     data.write_text("\n".join(map(json.dumps, rows)))
-    assert "records skipped: 59 duplicate" in refused(f"data.path={data}")
+    assert "records skipped: 59 duplicate" in rejected(f"data.path={data}")
 
 
 # Model folders.
@@ -970,10 +970,10 @@ MODELS: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("case", MODELS)
-def test_model_folders_are_refused_in_one_line(refused: Refused, recipe: Path, case: str) -> None:
+def test_model_folders_are_rejected_with_one_line(rejected: Rejected, recipe: Path, case: str) -> None:
     change, words = MODELS[case]
     folder = Path(shutil.copytree(yaml.safe_load(recipe.read_text())["model"]["path"], recipe.parent / "model"))
     change(folder)
-    line = refused(f"model.path={folder}")
+    line = rejected(f"model.path={folder}")
     assert line.startswith((f"error: {folder}", "error: example "))
     assert words in line

@@ -18,7 +18,7 @@ def test_most_consistent_by_hand() -> None:
 @pytest.mark.parametrize(
     ("texts", "index"),
     [
-        (["7", "8", "7", "9"], 0),  # of short answers, the majority
+        (["7", "8", "7", "9"], 0),  # the most frequent of short answers
         (["9", "8", "8"], 1),
         (["one", "two", "three"], 0),  # all equally bad
         (["", "", "fox", "a fox"], 2),  # an empty text agrees with none, not even with another

@@ -244,7 +244,7 @@ def test_openai_sends_variables_of_the_chat_template() -> None:
     assert server.bodies[0]["chat_template_kwargs"] == kwargs["chat_template_kwargs"]
 
 
-def test_openai_refuses_a_prompt_that_the_server_cut() -> None:
+def test_openai_rejects_a_prompt_that_the_server_cut() -> None:
     with serve(FakeServer(context=4)) as server:
         chat = ask(server, ["one two three", "one two three four five six"])
         completed = ask(server, [np.arange(5, dtype=np.int32)], COMPLETIONS)
@@ -263,7 +263,7 @@ def test_openai_refuses_a_prompt_that_the_server_cut() -> None:
     ]
 
 
-def test_openai_refuses_a_prompt_that_fills_the_context_of_the_server() -> None:
+def test_openai_rejects_a_prompt_that_fills_the_context_of_the_server() -> None:
     with serve(FakeServer(max_model_len=10)) as server:
         results = ask(server, ["one two", "one two three"])
     assert isinstance(results[0], TextCompletion)
@@ -329,7 +329,7 @@ def test_openai_takes_other_names_of_stop(reason: str) -> None:
 
 
 @pytest.mark.parametrize("body", [("<html>Welcome</html>", "text/html"), ("{", "application/json")])
-def test_check_endpoint_refuses_what_is_no_list_of_models(body: tuple[str, str]) -> None:
+def test_check_endpoint_rejects_what_is_no_list_of_models(body: tuple[str, str]) -> None:
     with (
         serve(FakeServer(models_body=body)) as server,
         pytest.raises(UserError, match=r": answers, but not as an API of OpenAI's kind, .*/v1 \(runtime\.endpoint"),
@@ -337,7 +337,7 @@ def test_check_endpoint_refuses_what_is_no_list_of_models(body: tuple[str, str])
         check_endpoint(CHAT, EndpointSection(base_url=server.url))
 
 
-def test_check_endpoint_refuses_an_address_without_its_version() -> None:
+def test_check_endpoint_rejects_an_address_without_its_version() -> None:
     with serve(FakeServer()) as server:
         address = server.url.removesuffix("/v1")
         with pytest.raises(UserError, match=r": has no list of models \(HTTP 404\); .* often ends in /v1 \(runtime"):
@@ -352,7 +352,7 @@ class CannotList(FakeServer):
 
 
 @pytest.mark.parametrize("model", [CHAT, COMPLETIONS])
-def test_check_endpoint_refuses_a_server_that_is_not_ready(model: ModelSection) -> None:
+def test_check_endpoint_rejects_a_server_that_is_not_ready(model: ModelSection) -> None:
     with (
         serve(CannotList(fault_probability=1.0, kinds=("500",))) as server,
         pytest.raises(UserError, match=r"error of the server \(HTTP 500\); is it ready"),
@@ -378,7 +378,7 @@ class Refuses(CannotList):
         (404, r": HTTP 404: the server has no model 'tiny' \(model\.path\) or does not offer chat \(model\.api\)$"),
     ],
 )
-def test_check_endpoint_refuses_a_key_or_model_by_the_answer(status: int, message: str) -> None:
+def test_check_endpoint_rejects_a_key_or_model_by_the_answer(status: int, message: str) -> None:
     refuses = Refuses()
     refuses.status = status
     with serve(refuses) as server, pytest.raises(UserError, match=message):
@@ -445,7 +445,7 @@ def test_check_endpoint_finds_the_model() -> None:
         check_endpoint(CHAT.model_copy(update={"path": "tiny2"}), EndpointSection(base_url=server.url))
 
 
-def test_check_endpoint_refuses_an_address_without_a_server() -> None:
+def test_check_endpoint_rejects_an_address_without_a_server() -> None:
     with serve(FakeServer()) as server:
         pass
     with pytest.raises(UserError, match=r": no server answers \(.+\) \(runtime\.endpoint\.base_url\)$"):

@@ -19,9 +19,9 @@ from pos2distill.errors import TransientError, UserError
 from pos2distill.models.load import load_tokenizer
 from pos2distill.records import EXAMPLE_SCHEMA, RESPONSE_SCHEMA, Tokens, example_tables
 from pos2distill.sampling.engines.protocol import Completion, EngineDied, Failure, GenerationResult, SamplingParams
-from pos2distill.sampling.generate import Generate, require_responses
+from pos2distill.sampling.generate import GenerationOperator, require_responses
 from pos2distill.sampling.operators import fetch_examples, store_samples, to_predictions
-from pos2distill.sampling.prompting import PromptSpec, build_prompts, prompt_builder, show_teacher_prompts
+from pos2distill.sampling.prompting import PromptSpec, build_prompts, prompt_builder, replace_with_teacher_prompts
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.datasets import load_split
@@ -55,7 +55,7 @@ def make_batch(make_recipe: Callable[..., Recipe]) -> Callable[..., tuple[Recipe
 
 def answer(recipe: Recipe, batch: pa.Table, *, stored_top_k: int = 0) -> list[dict[str, object]]:
     params = SamplingParams(0.0, 1.0, 8, (4,), stored_top_k)
-    generate = Generate(recipe.study, recipe.runtime, params, candidates=recipe.study.sampling.candidates)
+    generate = GenerationOperator(recipe.study, recipe.runtime, params, candidates=recipe.study.sampling.candidates)
     table = asyncio.run(generate(batch))
     assert table.schema == RESPONSE_SCHEMA
     return table.to_pylist()
@@ -119,7 +119,7 @@ def test_build_prompts_names_the_sample_of_each_example(make_recipe: Callable[..
     assert evaluated["sample_id"].null_count == len(evaluated)
 
 
-def test_build_prompts_refuses_a_long_prompt_in_evaluation(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
+def test_build_prompts_rejects_a_long_prompt_in_evaluation(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
     with pytest.raises(UserError, match=r"^example fox-\d+: prompt of \d+ tokens .+ exceed the model's context of 20"):
         make_batch(20, record_too_long=False)
 
@@ -139,7 +139,7 @@ def test_generate_records_failures_of_the_engine(make_batch: Callable[..., tuple
     assert [row["example_id"] for row in rows] == batch["example_id"].to_pylist()
 
 
-def test_require_responses_refuses_a_failure(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
+def test_require_responses_rejects_a_failure(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
     recipe, batch = make_batch(runtime={"fake": {"fail_every": 2}})
     rows = answer(recipe, batch)
     failed = [row["example_id"] for row in rows if row["outcome"] == "failed"]
@@ -219,8 +219,10 @@ class Scripted:
         """Nothing."""
 
 
-def scripted(recipe: Recipe, texts: Sequence[str | None], candidates: int = 3) -> tuple[Generate, Scripted]:
-    generate = Generate(recipe.study, recipe.runtime, SamplingParams(0.7, 1.0, 8, (4,)), candidates=candidates)
+def scripted(recipe: Recipe, texts: Sequence[str | None], candidates: int = 3) -> tuple[GenerationOperator, Scripted]:
+    generate = GenerationOperator(
+        recipe.study, recipe.runtime, SamplingParams(0.7, 1.0, 8, (4,)), candidates=candidates
+    )
     engine = Scripted(texts, load_tokenizer(recipe.study.model))
     generate.engine = engine
     return generate, engine
@@ -306,7 +308,7 @@ def test_build_prompts_on_policy_shows_each_sample_at_its_slots(make_recipe: Cal
     responses = RESPONSE_SCHEMA.empty_table().to_pylist()
     for row, outcome in zip(prompts.to_pylist(), ("kept", "wrong", "failed", "kept"), strict=True):
         responses.append({name: row.get(name) for name in RESPONSE_SCHEMA.names} | {"outcome": outcome})
-    shown = show_teacher_prompts(pa.Table.from_pylist(responses, schema=RESPONSE_SCHEMA), study)
+    shown = replace_with_teacher_prompts(pa.Table.from_pylist(responses, schema=RESPONSE_SCHEMA), study)
     first, _, _, last = prompts["prompt_ids"].to_pylist()
     assert shown["prompt_ids"].to_pylist() == [first, first, [], last]
     assert shown["slots"].to_pylist() == prompts["slots"].to_pylist()

@@ -17,7 +17,7 @@ from pos2distill.tasks.permutations import Placement
 
 
 @pytest.mark.parametrize("fail_every", [0, 2])
-def test_scaled_accuracy_refuses_a_failure(make_recipe: Callable[..., Recipe], tmp_path: Path, fail_every: int) -> None:
+def test_scaled_accuracy_rejects_a_failure(make_recipe: Callable[..., Recipe], tmp_path: Path, fail_every: int) -> None:
     recipe = make_recipe(model={"engine": "fake"}, runtime={"fake": {"fail_every": fail_every}})
     artifact = Artifact(str(tmp_path), "examples", "f00d")
     with artifact.writing():

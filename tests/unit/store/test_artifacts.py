@@ -43,7 +43,7 @@ def test_artifact_publish_counts_the_seconds_of_stopped_runs(storage: str) -> No
 
 
 @pytest.mark.parametrize("content", [b"garbage", b"[]", b'{"sample": "x"}', b""])
-def test_artifact_publish_refuses_corrupt_seconds(storage: str, content: bytes) -> None:
+def test_artifact_publish_rejects_corrupt_seconds(storage: str, content: bytes) -> None:
     artifact = Artifact(storage, "samples", "abcd")
     artifact.fs.makedirs(artifact.path)
     artifact.fs.pipe_file(f"{artifact.path}/seconds.json", content)
@@ -58,7 +58,7 @@ def test_artifact_publish_refuses_corrupt_seconds(storage: str, content: bytes) 
 
 
 @pytest.mark.parametrize("content", [b"garbage", b"[]", b'{"b": 1}', b"\xff"])
-def test_artifact_read_json_refuses_what_is_no_such_object(storage: str, content: bytes) -> None:
+def test_artifact_read_json_rejects_what_is_no_such_object(storage: str, content: bytes) -> None:
     artifact = Artifact(storage, "examples", "abcd")
     artifact.fs.makedirs(artifact.path)
     with pytest.raises(UserError, match=r"a\.json: missing; delete .+ and run again to make it again"):
@@ -134,7 +134,7 @@ def test_artifact_is_not_taken_for_unfinished_while_its_file_system_fails(
     assert artifact.manifest() == published
 
 
-def test_artifact_manifest_refuses_another_schema_version(storage: str) -> None:
+def test_artifact_manifest_rejects_another_schema_version(storage: str) -> None:
     artifact = publish(storage)
     path = f"{artifact.path}/manifest.json"
     raw = json.loads(artifact.fs.cat_file(path))

@@ -26,9 +26,9 @@ from pos2distill.store.files import write_bytes
 from pos2distill.store.storage import claim_storage
 from tests.support.wall_clock import WallClock
 
-PERIOD = 0.05  # of holders that do not renew
-LIVE_PERIOD = 0.5  # of holders that renew: on a busy machine a renewal, which waits for the disk, may take long
-STEADY_PERIOD = 1.0  # of holders that must never be taken for dead, however busy the machine is
+PERIOD = 0.05  # for holders that do not renew
+LIVE_PERIOD = 0.5  # for holders that renew: on a busy machine a renewal, which waits for the disk, may take long
+STEADY_PERIOD = 1.0  # for holders that must never be taken for dead, however busy the machine is
 
 MISSED_PERIODS = 6
 hold_lease = functools.partial(lease.hold_lease, missed_periods=MISSED_PERIODS)

@@ -64,7 +64,7 @@ def test_index_of_an_empty_store(storage: str) -> None:
     assert missing_in(SampleStore(open_store(f"{storage}/other").artifact).index([])) == []
 
 
-def test_load_refuses_an_index_without_a_sample(storage: str) -> None:
+def test_load_rejects_an_index_without_a_sample(storage: str) -> None:
     store = open_store(storage)
     store.append(make_samples("a"))
     index = store.index(["a", "b", "c"])
@@ -256,7 +256,7 @@ def test_load_quarantines_a_part_with_corrupt_data(storage: str, caplog: pytest.
 
 
 @pytest.mark.parametrize("kind", CORRUPTIONS)
-def test_a_read_only_store_refuses_a_corrupt_part_and_leaves_it(storage: str, kind: str) -> None:
+def test_a_read_only_store_rejects_a_corrupt_part_and_leaves_it(storage: str, kind: str) -> None:
     corrupt, reason = CORRUPTIONS[kind]
     store = open_store(storage)
     name = store.append(make_samples("a"))
@@ -271,7 +271,7 @@ def test_a_read_only_store_refuses_a_corrupt_part_and_leaves_it(storage: str, ki
     assert fs.cat_file(path) == data
 
 
-def test_a_read_only_store_refuses_a_part_that_was_removed(storage: str) -> None:
+def test_a_read_only_store_rejects_a_part_that_was_removed(storage: str) -> None:
     store = open_store(storage)
     name = store.append(make_samples("a"))
     reader = SampleStore(store.artifact, read_only=True)

@@ -8,7 +8,7 @@ from pos2distill.store.artifacts import Artifact
 from pos2distill.store.storage import check_storage, claim_storage, release_storage
 
 
-def test_claim_storage_refuses_another_recipe(storage: str) -> None:
+def test_claim_storage_rejects_another_recipe(storage: str) -> None:
     claim_storage(storage, "mine")
     claim_storage(storage, "mine")
     with pytest.raises(UserError) as caught:
@@ -21,7 +21,7 @@ def test_claim_storage_refuses_another_recipe(storage: str) -> None:
 def test_release_storage_frees_a_folder_without_artifacts_only(storage: str) -> None:
     fs, path = fsspec.url_to_fs(storage)
     claim_storage(storage, "mine")
-    fs.pipe_file(f"{path}/driver.json", b"{}")  # of the driver that releases the storage
+    fs.pipe_file(f"{path}/driver.json", b"{}")  # the lease of the driver that releases the storage
     release_storage(storage)
     claim_storage(storage, "yours")
     artifact = Artifact(storage, "samples", "aaaa")
@@ -38,7 +38,7 @@ def test_check_storage_does_not_claim(storage: str) -> None:
         check_storage(storage, "mine")
 
 
-def test_claim_storage_refuses_a_folder_with_foreign_files(storage: str) -> None:
+def test_claim_storage_rejects_a_folder_with_foreign_files(storage: str) -> None:
     fs, path = fsspec.url_to_fs(storage)
     fs.makedirs(path)
     claim_storage(storage, "mine")  # empty, so it can be claimed
@@ -75,7 +75,7 @@ def test_claim_storage_of_a_folder_in_which_a_run_is_about_to_start(tmp_path: Pa
     assert check_storage(str(tmp_path), "mine")
 
 
-def test_claim_storage_refuses_a_folder_of_other_files(tmp_path: Path) -> None:
+def test_claim_storage_rejects_a_folder_of_other_files(tmp_path: Path) -> None:
     (tmp_path / "run.json.bak").write_text("{}")
     with pytest.raises(UserError, match="is not empty and holds no run"):
         claim_storage(str(tmp_path), "mine")

@@ -178,7 +178,7 @@ def test_read_records_and_file_digest_name_the_missing_target_of_a_link(
         ("nosuch://bucket/data.jsonl", r"^nosuch://bucket/data.jsonl: cannot be opened \(Protocol not known: nosuch"),
     ],
 )
-def test_read_records_and_file_digest_refuse_unreadable_files(
+def test_read_records_and_file_digest_reject_unreadable_files(
     tmp_path: Path, use: Callable[[str], Any], name: str, message: str
 ) -> None:
     (tmp_path / "data.jsonl").write_text("{}")

@@ -67,20 +67,20 @@ def hotpot_record(index: int, question: str | None = None, hops: int = 2) -> dic
     }
 
 
-def test_read_examples_refuses_an_empty_file(write: Write) -> None:
+def test_read_examples_rejects_an_empty_file(write: Write) -> None:
     data = section(write([]))
     with pytest.raises(UserError, match=r"holds no examples; expected a record for each question \(docs/data.md\)$"):
         list(read_examples(data, 2))
 
 
 @pytest.mark.parametrize("questions", [("Which one?", "Which other one?"), ("What is C?", "What is C++?")])
-def test_load_split_refuses_one_id_for_two_questions(write: Write, questions: tuple[str, str]) -> None:
+def test_load_split_rejects_one_id_for_two_questions(write: Write, questions: tuple[str, str]) -> None:
     path = write([{**question_record(index, question), "id": "same"} for index, question in enumerate(questions)])
     with pytest.raises(UserError, match=r", line \d: id 'same' is that of another question too; ids must be unique$"):
         load_split(section(path), documents=2, seed=0)
 
 
-def test_load_split_refuses_too_few_examples(write: Write) -> None:
+def test_load_split_rejects_too_few_examples(write: Write) -> None:
     path = write([question_record(index) for index in range(20)])
     with pytest.raises(UserError) as caught:
         load_split(section(path, train_examples=50), documents=2, seed=0)
@@ -114,7 +114,7 @@ def test_load_split_counts_skipped_records_by_reason(write: Write) -> None:
     assert all(len(example.golds) == 2 for example in [*split.train, *split.evaluation])
 
 
-def test_load_split_refuses_a_file_without_usable_records(write: Write) -> None:
+def test_load_split_rejects_a_file_without_usable_records(write: Write) -> None:
     path = write([hotpot_record(index, hops=3) for index in range(2)] + [hotpot_record(9)])
     with pytest.raises(UserError) as caught:
         load_split(hotpot(path, documents=20), documents=20, seed=0)

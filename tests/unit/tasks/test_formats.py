@@ -342,7 +342,7 @@ def test_read_examples_skips_published_records_with_too_few_documents(read: Read
     assert isinstance(read(form, record, documents=5, distractors="random"), Example)
 
 
-def test_read_examples_refuses_distractors_that_are_all_the_same(read: Read) -> None:
+def test_read_examples_rejects_distractors_that_are_all_the_same(read: Read) -> None:
     """Among those that a prompt shows, unless further ones are drawn."""
     message = r"line 1: all 2 distractors are the same; expected different ones$"
     for form, record in [
@@ -387,7 +387,7 @@ def test_reasons_and_formats_are_all_in_the_docs() -> None:
         assert f"| `{name}` | " in page
 
 
-# --- records that are refused
+# --- records that are rejected
 
 
 @pytest.mark.parametrize(
@@ -524,7 +524,7 @@ def test_reasons_and_formats_are_all_in_the_docs() -> None:
         ),
     ],
 )
-def test_parse_generic_refuses_a_bad_record(read: Read, tmp_path: Path, record: Record, message: str) -> None:
+def test_parse_generic_rejects_a_bad_record(read: Read, tmp_path: Path, record: Record, message: str) -> None:
     with pytest.raises(UserError) as caught:
         read("jsonl", record)
     assert str(caught.value).startswith(f"{tmp_path}/")
@@ -535,7 +535,7 @@ def test_parse_generic_refuses_a_bad_record(read: Read, tmp_path: Path, record: 
     ("hops", "message"),
     [((2,), "1 gold document; expected 2 (data.hops)"), ((3, 2), "1 gold document; expected 2 or 3 (data.hops)")],
 )
-def test_read_examples_refuses_other_hops_in_a_users_own_file(read: Read, hops: tuple[int, ...], message: str) -> None:
+def test_read_examples_rejects_other_hops_in_a_users_own_file(read: Read, hops: tuple[int, ...], message: str) -> None:
     with pytest.raises(UserError) as caught:
         read("jsonl", GENERIC, hops=hops)
     assert str(caught.value).endswith(f"line 1: {message}; if that is right, set data.hops=[1]")
@@ -653,7 +653,7 @@ def test_read_examples_refuses_other_hops_in_a_users_own_file(read: Read, hops: 
         ("2wiki", changed(WIKI, "evidences", {}), "line 1, evidences: expected a list, got {}"),
     ],
 )
-def test_parse_record_refuses_bad_records(read: Read, form: str, record: Record, message: str) -> None:
+def test_parse_record_rejects_bad_records(read: Read, form: str, record: Record, message: str) -> None:
     with pytest.raises(UserError) as caught:
         read(form, record)
     assert message in str(caught.value)

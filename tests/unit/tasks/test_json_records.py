@@ -104,7 +104,7 @@ UNPAIRED = "contains an unpaired surrogate (\\ud800 to \\udfff alone), which is 
         ),
     ],
 )
-def test_read_records_refuses_a_line_that_is_no_object(tmp_path: Path, line: bytes, message: str) -> None:
+def test_read_records_rejects_a_line_that_is_no_object(tmp_path: Path, line: bytes, message: str) -> None:
     path = tmp_path / "data.jsonl"
     path.write_bytes(json.dumps(RECORD).encode() + b"\n" + line)
     with pytest.raises(UserError) as caught:
@@ -137,7 +137,7 @@ def test_read_records_refuses_a_line_that_is_no_object(tmp_path: Path, line: byt
         (b', {"\\\\\\ud83d": 1}]', UNPAIRED),
     ],
 )
-def test_read_records_refuses_an_element_that_is_no_object(tmp_path: Path, rest: bytes, message: str) -> None:
+def test_read_records_rejects_an_element_that_is_no_object(tmp_path: Path, rest: bytes, message: str) -> None:
     """The records before it are read, and the message names the one at fault."""
     path = tmp_path / "data.json"
     path.write_bytes(b"[" + json.dumps(RECORD).encode() + b', {"b": "\\\\ud83d"}' + rest)
@@ -155,7 +155,7 @@ def test_read_records_refuses_an_element_that_is_no_object(tmp_path: Path, rest:
         ('{"documents": [{"title": "t"}, {"text": "x", "text": "x"}]}', "text"),
     ],
 )
-def test_read_records_refuses_a_name_that_is_given_twice(tmp_path: Path, record: str, name: str) -> None:
+def test_read_records_rejects_a_name_that_is_given_twice(tmp_path: Path, record: str, name: str) -> None:
     """Of which JSON readers keep the last value. In a line and in an array, at any depth."""
     for content, location in ((f'{{"a": 1}}\n{record}', "line 2"), (f'[{{"a": 1}}, {record}]', "record 2")):
         path = tmp_path / "data.json"

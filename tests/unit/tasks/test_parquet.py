@@ -128,7 +128,7 @@ def test_read_records_of_parquet_names_the_text_that_is_not_utf_8(tmp_path: Path
     assert str(caught.value) == f"{tmp_path}/data, row 2, name: not UTF-8 (invalid start byte at byte 1)"
 
 
-def test_read_records_of_parquet_refuses_two_columns_of_one_name(tmp_path: Path) -> None:
+def test_read_records_of_parquet_rejects_two_columns_of_one_name(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), tmp_path / "data")
     with pytest.raises(UserError, match=rf"^{tmp_path}/data, column a: given twice$"):
         list(read_records(str(tmp_path / "data")))

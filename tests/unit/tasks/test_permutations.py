@@ -131,7 +131,7 @@ def test_arrange_shows_the_same_documents_in_every_order(order: Literal["reshuff
         (3, (), (0,)),
     ],
 )
-def test_arrange_refuses_impossible_slots(documents: int, slots: Slots, golds: Slots) -> None:
+def test_arrange_rejects_impossible_slots(documents: int, slots: Slots, golds: Slots) -> None:
     with pytest.raises(ValueError, match=r"^example-3: \d gold documents and \d others cannot make \d documents") as e:
         arrange(make_example(3, golds), documents, slots)
     assert str(e.value).endswith(f"{documents} documents with the gold ones at slots {list(slots)}")

@@ -125,7 +125,7 @@ def test_prompt_builder_applies_the_chat_template(tiny_model_path: str) -> None:
     )
 
 
-def test_prompt_builder_refuses_a_prompt_without_room(tiny_model_path: str) -> None:
+def test_prompt_builder_rejects_a_prompt_without_room(tiny_model_path: str) -> None:
     length = len(build(tiny_model_path, "plain")(EXAMPLE, 3, (0,)))
     assert len(build(tiny_model_path, "plain", max_length=length + 8)(EXAMPLE, 3, (0,))) == length
     with pytest.raises(PromptTooLong) as caught:

@@ -84,7 +84,7 @@ def test_read_records_of_an_empty_file(tmp_path: Path, content: bytes) -> None:
         ),
     ],
 )
-def test_read_records_refuses_broken_gzip(tmp_path: Path, content: bytes, message: str) -> None:
+def test_read_records_rejects_broken_gzip(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "data.jsonl.gz"
     path.write_bytes(content)
     with pytest.raises(UserError, match=message):

@@ -16,7 +16,7 @@ from pos2distill.training.progress import TrainingProgress
 
 
 class Session:
-    """The surroundings of one rank: what is requested, and what was saved."""
+    """The session of one rank: what is requested, and what was saved."""
 
     def __init__(self, rank: int = 0, uploads: Literal["at once", "slowly"] = "at once") -> None:
         self.dist = DistContext(rank, 2)

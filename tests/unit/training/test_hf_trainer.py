@@ -127,7 +127,7 @@ def test_trainer_turns_dropout_off(arguments: Callable[..., TrainingArguments], 
         assert lm.config.attention_dropout == 0.1
 
 
-def test_to_feature_refuses_samples_that_hold_the_prompt_of_the_teacher(
+def test_to_feature_rejects_samples_that_hold_the_prompt_of_the_teacher(
     make_recipe: Callable[..., Recipe], make_source: Callable[[Study], Source]
 ) -> None:
     source = make_source(make_recipe(method={"teacher_slot": "random"}).study)
@@ -150,7 +150,7 @@ def test_collate_examples_aligns_responses_to_the_right() -> None:
             collate_examples([{**first, **wrong}])
 
 
-def test_trainer_refuses_what_would_change_the_loss(
+def test_trainer_rejects_what_would_change_the_loss(
     tiny_model_path: str, make_recipe: Callable[..., Recipe], arguments: Callable[..., TrainingArguments]
 ) -> None:
     lm = load_model(make_recipe().study.model)

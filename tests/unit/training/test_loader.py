@@ -314,7 +314,7 @@ def test_all_gather_tables_sends_slices_without_the_rest_of_their_table() -> Non
 
 
 WANTED = 5
-KEPT = {0, 2, 3, 6, 7, 8, 10}  # of 12; the first five end at 7
+KEPT = {0, 2, 3, 6, 7, 8, 10}  # 7 of 12; the fifth is 7
 SELECTED = [0, 2, 3, 6, 7]
 
 

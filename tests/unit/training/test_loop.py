@@ -99,11 +99,11 @@ def run(source: Source, trainers: TrainersSection) -> Result:
     return result
 
 
-def run_ranks(source: Source, trainers: TrainersSection, world: int) -> list[Result]:
+def run_ranks(source: Source, trainers: TrainersSection, world_size: int) -> list[Result]:
     """The loop on every rank at once; each holds the whole model and its own part of the gradient."""
     # One after another, since transformers does not load models safely in several threads.
-    results = [prepare(source, trainers) for _ in range(world)]
-    run_threads(lambda dist: work(results[dist.rank], source, trainers, dist), world)
+    results = [prepare(source, trainers) for _ in range(world_size)]
+    run_threads(lambda dist: work(results[dist.rank], source, trainers, dist), world_size)
     return results
 
 
@@ -161,7 +161,7 @@ def test_trainer_computes_a_prefix_shared_by_rows_of_an_example_once(make: Calla
     rows = [source.build.row(key) for key in source.row_keys()]
     lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
     shared = 0
-    for at in range(0, len(rows), 4):  # of an example: the anchor row, and its gold document at each further slot
+    for at in range(0, len(rows), 4):  # rows of one example: the anchor row, then each further slot
         prompts = [row.prompt_ids.tolist() for row in rows[at : at + 4]]
         branches = [
             max(_common(prompt, other) for other in prompts[:index]) for index, prompt in enumerate(prompts) if index
@@ -202,14 +202,14 @@ def test_prepare_for_training_turns_dropout_off(make: Callable[..., Source], tmp
     assert json.loads((tmp_path / "saved" / "config.json").read_text())["attention_dropout"] == 0.5
 
 
-@pytest.mark.parametrize(("global_batch_rows", "world"), [(32, 2), (16, 3), (20, 3)])
+@pytest.mark.parametrize(("global_batch_rows", "world_size"), [(32, 2), (16, 3), (20, 3)])
 def test_trainer_loss_and_gradient_do_not_depend_on_ranks(
-    make: Callable[..., Source], global_batch_rows: int, world: int
+    make: Callable[..., Source], global_batch_rows: int, world_size: int
 ) -> None:
-    """16 and 20 rows leave the last of 3 ranks with filler, which counts for nothing."""
+    """16 and 20 rows leave the last of 3 ranks with padding, which counts for nothing."""
     source = make(training={"global_batch_rows": global_batch_rows})
     whole = run(source, trainers(32))
-    parts = run_ranks(source, trainers(4), world)
+    parts = run_ranks(source, trainers(4), world_size)
     for part in parts:
         assert_same_step(whole.records[0], part.records[0])
     assert_same_gradient(whole.gradient, torch.stack([part.gradient for part in parts]).sum(0))
@@ -237,7 +237,7 @@ METHODS: list[dict[str, Any]] = [
 def test_trainer_loss_and_gradient_of_every_method_do_not_depend_on_the_cut(
     make: Callable[..., Source], method: dict[str, Any]
 ) -> None:
-    """Ranks and micro-batches at once, with filler: of 12 rows 3 would be anchor rows, which are not built."""
+    """Ranks and micro-batches at once, with padding: of 12 rows 3 would be anchor rows, which are not built."""
     source = make(training={"global_batch_rows": 12}, method=method)
     whole = run(source, trainers(32))
     parts = run_ranks(source, trainers(3), 2)
@@ -332,7 +332,7 @@ def test_step_records_report_each_step(make: Callable[..., Source]) -> None:
     source = make(training={"epochs": 2, "global_batch_rows": 20}, method={"anchor_weight": 0.0})
     records = run(source, trainers(8)).records
     assert [(record.step, record.epoch, record.rows) for record in records] == [
-        (0, 0, 15),  # of 20 rows 5 would be anchor rows, which are not built
+        (0, 0, 15),  # 5 of the 20 rows would be anchor rows, which are not built
         (1, 0, 9),
         (2, 1, 15),
         (3, 1, 9),

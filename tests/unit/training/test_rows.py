@@ -44,9 +44,9 @@ def test_samples_per_batch_counts_whole_examples(
 def test_samples_per_batch_on_policy_are_one_for_each_row(make_recipe: Callable[..., Recipe]) -> None:
     method = {"name": "r1-on-policy", "k": 3}
     study = make_recipe(training={"global_batch_rows": 11}, method=method).study
-    assert study.samples_per_batch == 8  # of two examples, as `r1` has
+    assert study.samples_per_batch == 8  # two examples, as in `r1`
     study = make_recipe(training={"global_batch_rows": 11}, method={**method, "anchor_weight": 0}).study
-    assert study.samples_per_batch == 6  # of as many examples
+    assert study.samples_per_batch == 6  # also two examples
 
 
 def test_row_builder_keys_on_policy_are_the_slots_that_were_answered_at(make: Make) -> None:
@@ -128,12 +128,12 @@ def test_row_builder_requires_top_k_logprobs(make: Make) -> None:
 
 
 @given(st.integers(1, 70), st.integers(1, 9))
-def test_rows_of_rank_divide_a_batch_equally_and_exactly_once(rows: int, world: int) -> None:
+def test_rows_of_rank_divide_a_batch_equally_and_exactly_once(rows: int, world_size: int) -> None:
     keys: list[Any] = [(index, (0,)) for index in range(rows)]
-    by_rank = [rows_of_rank(keys, rank, world) for rank in range(world)]
+    by_rank = [rows_of_rank(keys, rank, world_size) for rank in range(world_size)]
     assert len({len(rows_of_one) for rows_of_one in by_rank}) == 1
-    assert [key for rows_of_one in by_rank for key, filler in rows_of_one if not filler] == keys
-    assert all(key == keys[0] for rows_of_one in by_rank for key, filler in rows_of_one if filler)
+    assert [key for rows_of_one in by_rank for key, padding in rows_of_one if not padding] == keys
+    assert all(key == keys[0] for rows_of_one in by_rank for key, padding in rows_of_one if padding)
 
 
 def test_rows_of_rank_divide_seventeen_rows_between_two_ranks() -> None:

@@ -60,12 +60,14 @@ def tensors(folder: Path) -> dict[str, Tensor]:
     return {key: tensor for path in folder.glob("*.safetensors") for key, tensor in load_file(path).items()}
 
 
-def make_state(folder: Path, world: int = 2) -> dict[str, Tensor]:
+def make_state(folder: Path, world_size: int = 2) -> dict[str, Tensor]:
     """A state as so many ranks write it. Returns its tensors."""
     random = torch.Generator().manual_seed(0)
     full = {f"{kind}/{name}": torch.randn(shape, generator=random) for name, shape in SHAPES.items() for kind in KINDS}
-    for rank in range(world):
-        write_state(folder, SHAPES, lambda kind, name: full[f"{kind}/{name}"], step=17, rank=rank, world=world)
+    for rank in range(world_size):
+        write_state(
+            folder, SHAPES, lambda kind, name: full[f"{kind}/{name}"], step=17, rank=rank, world_size=world_size
+        )
     return full
 
 
@@ -136,7 +138,7 @@ def test_stored_state_reads_what_any_number_of_ranks_wrote(tmp_path: Path, write
             assert torch.equal(torch.cat(parts), want.flatten())
             assert torch.equal(stored.read(kind, name), want)
     for rank in range(readers):
-        stored.verify(rank=rank, world=readers)
+        stored.verify(rank=rank, world_size=readers)
 
 
 def test_assign_files_divides_tensors_between_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +183,7 @@ def test_write_state_never_holds_more_than_a_file(monkeypatch: pytest.MonkeyPatc
         seen.append(len(list(tmp_path.glob("*.safetensors"))))
         return torch.zeros(10, 10)
 
-    write_state(tmp_path, {f"layer.{n}": (10, 10) for n in range(4)}, gather, step=1, rank=0, world=1)
+    write_state(tmp_path, {f"layer.{n}": (10, 10) for n in range(4)}, gather, step=1, rank=0, world_size=1)
     assert seen == list(range(12))
 
 
@@ -206,7 +208,7 @@ def test_stored_state_names_corrupt_contents(tmp_path: Path, text: str) -> None:
         StoredState(tmp_path, SHAPES)
 
 
-def test_stored_state_refuses_another_format(tmp_path: Path) -> None:
+def test_stored_state_rejects_another_format(tmp_path: Path) -> None:
     make_state(tmp_path)
     edit(tmp_path, lambda content: content.update(format=2))
     with pytest.raises(UserError, match="training state of format 2, expected 1: another version of this program"):
@@ -220,7 +222,7 @@ def test_stored_state_refuses_another_format(tmp_path: Path) -> None:
         ({"extra": (2,)}, r"\(extra: no such parameter; this model: \[2\]\)"),
     ],
 )
-def test_stored_state_refuses_another_model(tmp_path: Path, change: dict[str, tuple[int, ...]], message: str) -> None:
+def test_stored_state_rejects_another_model(tmp_path: Path, change: dict[str, tuple[int, ...]], message: str) -> None:
     make_state(tmp_path)
     with pytest.raises(UserError, match=rf"{STATE_FILE}: the state of another model {message}"):
         StoredState(tmp_path, SHAPES | change)
@@ -258,6 +260,6 @@ def test_stored_state_names_a_corrupt_file(tmp_path: Path, damage: Callable[[Pat
     path = tmp_path / "state-00001-of-00002-000.safetensors"
     damage(path)
     stored = StoredState(tmp_path, SHAPES)
-    stored.verify(rank=0, world=2)  # the other rank's files
+    stored.verify(rank=0, world_size=2)  # the other rank's files
     with pytest.raises(UserError, match=rf"^{path}: {message}$"):
-        stored.verify(rank=1, world=2)
+        stored.verify(rank=1, world_size=2)

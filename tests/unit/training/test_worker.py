@@ -9,10 +9,10 @@ from pos2distill.config import ModelSection
 from pos2distill.store.artifacts import Artifact
 from pos2distill.training import worker
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.worker import empty_scratch
+from pos2distill.training.worker import clear_scratch_folder
 
 
-def test_empty_scratch_removes_what_dead_workers_left_and_only_of_this_run(
+def test_clear_scratch_folder_removes_what_dead_workers_left_and_only_of_this_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -20,13 +20,13 @@ def test_empty_scratch_removes_what_dead_workers_left_and_only_of_this_run(
     other: Any = SimpleNamespace(checkpoint=SimpleNamespace(url="s3://b/other"))
     first: Any = SimpleNamespace(local_rank=0)
     second: Any = SimpleNamespace(local_rank=1)
-    kept = empty_scratch(other, first)
+    kept = clear_scratch_folder(other, first)
     (kept / "rank-0").mkdir()
-    scratch = empty_scratch(mine, first)
-    (scratch / "rank-5" / "40-x").mkdir(parents=True)  # of a rank that now runs on another node
-    assert empty_scratch(mine, second) == scratch
+    scratch = clear_scratch_folder(mine, first)
+    (scratch / "rank-5" / "40-x").mkdir(parents=True)  # left by a rank that now runs on another node
+    assert clear_scratch_folder(mine, second) == scratch
     assert (scratch / "rank-5").exists()  # one worker of a node removes it
-    assert not list(empty_scratch(mine, first).iterdir())
+    assert not list(clear_scratch_folder(mine, first).iterdir())
     assert (kept / "rank-0").exists()
 
 
@@ -67,7 +67,7 @@ def save_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         study = SimpleNamespace(model=BASE, training=SimpleNamespace(lora=lora, learning_rate=3e-6))
         artifact = Artifact(storage, "checkpoint", "f")
         killed = Path(artifact.path if artifact.is_local else scratch)
-        for folder in ("model", "adapter"):  # of a run that was killed while it saved
+        for folder in ("model", "adapter"):  # left by a run that was killed while it saved
             (killed / folder).mkdir(parents=True)
             (killed / folder / "old").write_text("")
         strategy: Any = FakeStrategy(rounding)

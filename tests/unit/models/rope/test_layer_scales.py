@@ -183,7 +183,7 @@ def test_saved_model_carries_its_scales(tiny: ModelSection, copy_model: Callable
 # --- errors
 
 
-def test_resolve_scales_refuses_another_number_of_layers() -> None:
+def test_resolve_scales_rejects_another_number_of_layers() -> None:
     config = LlamaConfig(**SMALL, **HEADS)
     assert resolve_scales((), config, "m") == ()
     assert resolve_scales((2.0,), config, "m") == (2.0, 2.0)
@@ -192,21 +192,21 @@ def test_resolve_scales_refuses_another_number_of_layers() -> None:
 
 
 @pytest.mark.parametrize("stored", ["x", [1.0], [1.0, 0], [1.0, None]])
-def test_resolve_scales_refuses_a_wrong_config(stored: object) -> None:
+def test_resolve_scales_rejects_a_wrong_config(stored: object) -> None:
     config = LlamaConfig(**SMALL, **HEADS)
     setattr(config, CONFIG_KEY, stored)
     with pytest.raises(UserError, match=rf"^m/config.json: {CONFIG_KEY}: expected a list of 2 positive numbers$"):
         resolve_scales((), config, "m")
 
 
-def test_scale_layers_refuses_rope_that_depends_on_the_prompt() -> None:
+def test_scale_layers_rejects_rope_that_depends_on_the_prompt() -> None:
     settings = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
     lm = build_model(LlamaConfig(**SMALL, **HEADS, rope_parameters=settings))
     with pytest.raises(UserError, match=r"^m: RoPE of type 'dynamic' depends on the longest prompt and cannot be"):
         scale_layers(lm, SCALES, "m")
 
 
-def test_scale_layers_refuses_a_model_without_rope() -> None:
+def test_scale_layers_rejects_a_model_without_rope() -> None:
     from transformers import GPT2Config
 
     lm = build_model(GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=4))

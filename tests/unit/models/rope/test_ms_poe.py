@@ -231,7 +231,7 @@ def test_scales_are_chosen_by_the_last_token_with_unrotated_states(
         lambda: GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=4),
     ],
 )
-def test_apply_ms_poe_refuses_other_position_encodings(config: Callable[[], Any]) -> None:
+def test_apply_ms_poe_rejects_other_position_encodings(config: Callable[[], Any]) -> None:
     with pytest.raises(
         UserError, match=r"^m: Ms-PoE needs plain RoPE \(default, .*\), the same in all layers, which \w+ does not have"
     ):

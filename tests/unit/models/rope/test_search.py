@@ -93,7 +93,7 @@ def test_crossovers_take_each_number_from_either_parent() -> None:
     settings = settings_with(mutations=0, crossovers=12, parents=2, population=2, monotone=False)
     parents = [Candidate(one, (), 0.5), Candidate(other, (), 0.4)]
     children = next_genomes(settings, parents, 1, layers=LAYERS, seed=0)
-    assert len(children) == 12  # of 14 that are neither parent
+    assert len(children) == 12  # 14 combinations are neither parent
     assert {child[:2] for child in children} == {(0.25, 0.75)}
     for place in range(2, 6):
         assert {child[place] for child in children} == {one[place], other[place]}

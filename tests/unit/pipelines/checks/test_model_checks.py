@@ -40,7 +40,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_pos
 
 
 @pytest.mark.parametrize("changes", [{}, {"rope_parameters": YARN}, {"model_max_length": 64}])
-def test_check_context_refuses_more_positions_than_vllm_accepts(
+def test_check_context_rejects_more_positions_than_vllm_accepts(
     model: Callable[..., ModelSection], changes: dict[str, Any]
 ) -> None:
     """The positions of YaRN are those that it was scaled to."""

@@ -1,4 +1,4 @@
-"""What the checks before a run accept, warn of and refuse. Wrong input of all kinds is in `test_wrong_input`."""
+"""What the checks before a run accept, warn of and reject. Wrong input of all kinds is in `test_wrong_input`."""
 
 import json
 import re
@@ -83,7 +83,7 @@ def test_check_model_checks_what_zero3_would_round(
 
 
 @pytest.mark.parametrize("name", ["a[1]", "a*", "a?"])
-def test_preflight_refuses_names_of_folders_that_vllm_takes_for_patterns(
+def test_preflight_rejects_names_of_folders_that_vllm_takes_for_patterns(
     make_recipe: Make, tmp_path: Path, name: str
 ) -> None:
     folder = tmp_path / name
@@ -97,7 +97,7 @@ def test_preflight_refuses_names_of_folders_that_vllm_takes_for_patterns(
 
 
 @pytest.mark.parametrize("inside", ["", "/runs/new"])
-def test_preflight_refuses_a_storage_in_the_models_folder(
+def test_preflight_rejects_a_storage_in_the_models_folder(
     make_recipe: Make, tiny_model_path: str, tmp_path: Path, inside: str
 ) -> None:
     """Its files are hashed as the model's, so that no later run would find what this one stored."""
@@ -143,7 +143,7 @@ def test_check_ray_accepts_what_answers(
 NOT_RAY = r"^RAY_ADDRESS: no Ray cluster answers at .+ \(what listens there does not answer as Ray does\); start it"
 
 
-def test_check_ray_refuses_another_service(make_recipe: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_ray_rejects_another_service(make_recipe: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     with grpc_server() as service:
         monkeypatch.setenv("RAY_ADDRESS", f"ray://{service}")  # Ray Client's server has other calls
         run(make_recipe())
@@ -153,7 +153,7 @@ def test_check_ray_refuses_another_service(make_recipe: Make, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])
-def test_check_ray_refuses_a_mute_server(make_recipe: Make, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_ray_rejects_a_mute_server(make_recipe: Make, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It accepts connections and says nothing, so that Ray would wait for it."""
     monkeypatch.setattr(machine_checks, "_CONNECT_SECONDS", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -208,7 +208,7 @@ def test_check_space_counts_parameters(make_recipe: Make) -> None:
 @pytest.mark.parametrize(
     ("free", "outcome"),
     [
-        (_MODEL_BYTES - 1, "refused"),
+        (_MODEL_BYTES - 1, "rejected"),
         (_MODEL_BYTES, "warned"),
         (_MODEL_BYTES + 3 * _STATE_BYTES - 1, "warned"),
         (_MODEL_BYTES + 3 * _STATE_BYTES, "accepted"),
@@ -218,7 +218,7 @@ def test_check_space(
     make_recipe: Make, free: int, outcome: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _with_free_space(monkeypatch, free)
-    if outcome == "refused":
+    if outcome == "rejected":
         with pytest.raises(UserError, match=r"GiB are free, the distilled model takes .+; free space there"):
             run(make_recipe())
         return
@@ -303,7 +303,7 @@ def test_check_gpus_warns_of_a_machine_without_any(
     assert capsys.readouterr().err == ""
 
 
-def test_check_gpus_refuses_a_local_run_on_a_machine_without_any(
+def test_check_gpus_rejects_a_local_run_on_a_machine_without_any(
     make_recipe: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No cluster can have the GPUs, and torch would end the run with a traceback."""

@@ -384,7 +384,7 @@ def test_report_without_results_makes_no_folder(
         ["study", "quickstart", "--fail-if-gap-above", "5"],
     ],
 )
-def test_main_refuses_wrong_words_in_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_rejects_wrong_words_with_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         command_line.main(arguments)
     (line,) = capsys.readouterr().err.splitlines()

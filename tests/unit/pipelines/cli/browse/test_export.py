@@ -137,7 +137,7 @@ def test_compare_reads_the_logs_of_lm_eval(recipe: Recipe, command: Command, tmp
     assert shown[2] == f"[2] {tmp_path / 'answers'}: answers of lm-eval, 4 documents, 4 questions"
 
 
-def test_compare_refuses_other_logs(recipe: Recipe, command: Command, tmp_path: Path) -> None:
+def test_compare_rejects_other_logs(recipe: Recipe, command: Command, tmp_path: Path) -> None:
     command("export", recipe.storage, str(tmp_path / "tasks"))
     rows = [json.loads(row) for row in command("inspect", recipe.storage, "--limit", "0", "--json")]
     scores = {(row["example_id"], row["position"]): True for row in rows}
@@ -165,7 +165,7 @@ def test_compare_refuses_other_logs(recipe: Recipe, command: Command, tmp_path: 
     ]
 
 
-def test_export_refuses(recipe: Recipe, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_rejects(recipe: Recipe, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a file").write_text("")
     assert command("export", recipe.storage, str(tmp_path), code=2) == [
         f"error: {tmp_path}: expected a new or empty folder"

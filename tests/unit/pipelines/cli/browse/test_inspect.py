@@ -49,7 +49,7 @@ def test_inspect_filters_and_limits(recipe: Recipe, command: Command, capsys: py
     assert command("inspect", recipe.storage, "--example", "nobody") == ["no question matches"]
 
 
-def test_inspect_refuses_a_position_that_was_not_evaluated(recipe: Recipe) -> None:
+def test_inspect_rejects_a_position_that_was_not_evaluated(recipe: Recipe) -> None:
     selection = QuestionFilter(position="9")
     with pytest.raises(UserError, match=r"^--position: 9: expected one of those evaluated: 1, 2, 3, 4$"):
         list(iter_questions(recipe.storage, selection, samples=False, prompts=False))
@@ -134,7 +134,7 @@ def test_inspect_shows_the_questions_of_another_task(recipe: Recipe, command: Co
         (["--limit", "1"], "is neither the storage of a run nor one of its artifacts"),
     ],
 )
-def test_inspect_refuses(tmp_path: Path, command: Command, words: list[str], message: str) -> None:
+def test_inspect_rejects(tmp_path: Path, command: Command, words: list[str], message: str) -> None:
     (line,) = command("inspect", str(tmp_path), *words, code=2)
     assert line.startswith("error: ")
     assert message in line
@@ -152,14 +152,14 @@ def test_inspect_refuses(tmp_path: Path, command: Command, words: list[str], mes
         (["--samples", "--outcome", "keep"], "--outcome: keep: expected one of kept, wrong, empty, failed, cut; did"),
     ],
 )
-def test_inspect_refuses_an_outcome_that_nothing_has(
+def test_inspect_rejects_an_outcome_that_nothing_has(
     recipe: Recipe, command: Command, words: list[str], message: str
 ) -> None:
     *_, line = command("inspect", recipe.storage, *words, code=2)
     assert message in line
 
 
-def test_inspect_refuses_a_change_where_one_model_answered(recipe: Recipe, command: Command) -> None:
+def test_inspect_rejects_a_change_where_one_model_answered(recipe: Recipe, command: Command) -> None:
     base = make_plan(recipe).evaluate_base.artifact.url
     (line,) = command("inspect", base, "--outcome", "gained", code=2)
     assert line == f"error: --outcome: gained: {base} has answers before training alone"

@@ -46,7 +46,7 @@ def test_inspect_samples_leaves_a_corrupt_part(recipe: Recipe, command: Command,
     assert not list(storage.glob("samples-*/quarantine"))
 
 
-def test_inspect_samples_of_an_evaluation_refuses(recipe: Recipe, command: Command, tmp_path: Path) -> None:
+def test_inspect_samples_of_an_evaluation_rejects(recipe: Recipe, command: Command, tmp_path: Path) -> None:
     """Answers of an evaluation are no samples."""
     storage = tmp_path / "evaluated"
     shutil.copytree(recipe.storage, storage, ignore=shutil.ignore_patterns("samples-*"))
@@ -74,13 +74,13 @@ def test_inspect_samples_shows_the_teachers_entropy(recipe: Recipe, command: Com
     assert line.count(".") == len(shown[0]["tokens"]) + 1
 
 
-def test_inspect_refuses_the_entropy_of_answers(recipe: Recipe, command: Command) -> None:
+def test_inspect_rejects_the_entropy_of_answers(recipe: Recipe, command: Command) -> None:
     assert command("inspect", recipe.storage, "--entropy", code=2) == [
         "error: --entropy: is of samples; give --samples too"
     ]
 
 
-def test_inspect_refuses_the_entropy_of_a_teacher_that_was_not_stored(
+def test_inspect_rejects_the_entropy_of_a_teacher_that_was_not_stored(
     make_shared_recipe: Callable[..., Recipe], command: Command, tmp_path: Path
 ) -> None:
     recipe = make_shared_recipe(tmp_path, method={"teacher": "resident"}, runtime={"executor": "local"})

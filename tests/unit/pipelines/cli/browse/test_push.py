@@ -58,12 +58,12 @@ def test_several_checkpoints_of_a_storage_are_told_apart(
         (folder,) = (path for path in storage.glob(f"{kind}-*") if read_task(path) is None)
         shutil.copytree(folder, storage / f"{kind}-0123")
     (checkpoint,) = (path for path in storage.glob("checkpoint-*") if path.name != "checkpoint-0123")
-    (refused,) = command("push", str(storage), "me/a-model", code=2)
-    assert refused.startswith(
+    (rejected,) = command("push", str(storage), "me/a-model", code=2)
+    assert rejected.startswith(
         f"error: {storage}: expected the folder of one checkpoint, found 2 in it, the newest first: checkpoint-"
     )
-    assert checkpoint.name in refused
-    assert "checkpoint-0123" in refused
+    assert checkpoint.name in rejected
+    assert "checkpoint-0123" in rejected
     assert command_line.main(["inspect", str(storage), "--limit", "1"]) == 0
     (note, _) = capsys.readouterr().err.splitlines()
     assert re.fullmatch(
@@ -74,7 +74,7 @@ def test_several_checkpoints_of_a_storage_are_told_apart(
     made = json.loads(later.read_text())
     made["inputs"]["student"] = "checkpoint-0123"
     later.write_text(json.dumps(made))
-    assert command("push", str(storage), "me/a-model", code=2) == [refused]
+    assert command("push", str(storage), "me/a-model", code=2) == [rejected]
     for folder in storage.glob("checkpoint-*"):
         (folder / "model" / "README.md").unlink()
     (line,) = command("push", str(storage), "me/a-model", code=2)
@@ -121,7 +121,7 @@ def test_push_uploads_the_adapter_that_lora_trained_too(
     assert "in the folder `adapter`, as a LoRA adapter of rank 2" in expected["README.md"].decode()
 
 
-def test_push_refuses(recipe: Recipe, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_push_rejects(recipe: Recipe, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert command("push", str(tmp_path), "me/a-model", code=2) == [
         f"error: {tmp_path}: is neither the storage of a run nor one of its artifacts"
     ]

@@ -81,7 +81,7 @@ def test_runs_and_compare_name_the_inference_method(
     assert "with uniform_scale" not in "".join(lines[:2])
 
 
-def test_runs_refuses_what_is_no_folder(tmp_path: Path, command: Command) -> None:
+def test_runs_rejects_what_is_no_folder(tmp_path: Path, command: Command) -> None:
     (tmp_path / "file").write_text("")
     expected = "expected a folder of runs, or the storage of one run"
     typo, file = tmp_path / "typo", tmp_path / "file"
@@ -91,7 +91,7 @@ def test_runs_refuses_what_is_no_folder(tmp_path: Path, command: Command) -> Non
 
 
 @pytest.mark.parametrize("words", [("runs",), ("inspect",), ("compare",), ("export", "tasks"), ("push", "me/mine")])
-def test_a_run_that_is_empty_or_may_not_be_read_is_refused(
+def test_a_run_that_is_empty_or_may_not_be_read_is_rejected(
     words: tuple[str, ...], tmp_path: Path, command: Command
 ) -> None:
     """An empty name is not the working directory, and a folder that may not be read is not an empty one."""
@@ -108,7 +108,7 @@ def test_a_run_that_is_empty_or_may_not_be_read_is_refused(
         assert line.endswith(f"({argument}); check the permissions of the file and of its folder")
 
 
-def test_compare_without_a_report_is_refused(tmp_path: Path, command: Command) -> None:
+def test_compare_without_a_report_is_rejected(tmp_path: Path, command: Command) -> None:
     assert command("compare", str(tmp_path), code=2) == [
         f"error: {tmp_path}: holds no report and no results of `evaluate`; expected a run's storage or a folder "
         f"report-FINGERPRINT"
@@ -160,7 +160,7 @@ def test_compare_takes_evaluated_models(evaluated: Path, recipe: Recipe, command
     assert command("compare", f"{one}/evaluation")[0].startswith(f"[0] {one}/evaluation: base model ")
 
 
-def test_compare_refuses_evaluations_that_cannot_be_read(evaluated: Path, command: Command, tmp_path: Path) -> None:
+def test_compare_rejects_evaluations_that_cannot_be_read(evaluated: Path, command: Command, tmp_path: Path) -> None:
     storage = shutil.copytree(evaluated / "one", tmp_path / "storage")
     path = storage / "evaluation" / "summary.json"
     summary = json.loads(path.read_text())
@@ -198,7 +198,7 @@ def test_reports_and_artifacts_of_earlier_versions(recipe: Recipe, command: Comm
     storage = shutil.copytree(recipe.storage, tmp_path / "old")
     for path in storage.glob("*/provenance.json"):
         path.unlink()
-    for folder in storage.glob("report-*"):  # of the test before
+    for folder in storage.glob("report-*"):  # reports of the previous test
         shutil.rmtree(folder)
     (storage / "report" / "summary.json").write_text('{"name": "old", "base": {}}')
     assert command("runs", str(storage)) == [f"{storage}/report  old: of an earlier version"]

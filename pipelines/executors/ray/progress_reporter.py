@@ -12,7 +12,7 @@ from ray.util.metrics import Gauge
 from pos2distill.errors import UserError
 
 from ...progress import LINE_SECONDS, show_progress
-from ...progress_tracker import ProgressSpec, ProgressTracker, RunProgress
+from ...progress_reporter import ProgressReporter, ProgressSpec, RunProgress
 from .session import driver_node
 
 _READ_SECONDS = 30.0
@@ -27,8 +27,8 @@ _GAUGES = {
 }
 
 
-class ProgressTrackerActor(ProgressTracker):
-    """The tracker, which also publishes its figures as Ray metrics with the run's name."""
+class ProgressReporterActor(ProgressReporter):
+    """The reporter, which also publishes its figures as Ray metrics with the run's name."""
 
     def __init__(self, spec: ProgressSpec) -> None:
         super().__init__(spec)
@@ -39,7 +39,7 @@ class ProgressTrackerActor(ProgressTracker):
             self.gauges[name] = Gauge(f"pos2distill_{name}", description=text, tag_keys=tags)
 
     def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], sample_ids: Sequence[str]) -> None:
-        """See `ProgressTracker.count_stored`."""
+        """See `ProgressReporter.count_stored`."""
         try:
             super().count_stored(outcomes, errors, sample_ids)
         finally:
@@ -48,14 +48,14 @@ class ProgressTrackerActor(ProgressTracker):
                 self._set("samples_stored", count, outcome=outcome)
 
     def count_step(self, trained: int, steps: int, loss: float) -> None:
-        """See `ProgressTracker.count_step`."""
+        """See `ProgressReporter.count_step`."""
         super().count_step(trained, steps, loss)
         self._set("samples_trained", trained)
         self._set("steps", steps)
         self._set("loss", loss)
 
     def read(self) -> RunProgress:
-        """See `ProgressTracker.read`."""
+        """See `ProgressReporter.read`."""
         progress = super().read()
         # Set when read: an actor that stops is noticed by the passing of time, not by a report.
         for pool, count in progress.actors.items():
@@ -68,17 +68,17 @@ class ProgressTrackerActor(ProgressTracker):
 
 
 @dataclass(frozen=True)
-class RayTracker:
-    """A handle of the tracker's actor. Can be pickled to any process of the cluster."""
+class RayReporter:
+    """A handle of the reporter's actor. Can be pickled to any process of the cluster."""
 
     actor: ActorHandle
 
     def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], sample_ids: Sequence[str]) -> None:
-        """Count stored samples, and wait until they are counted: an error of the tracker ends the run."""
+        """Count stored samples, and wait until they are counted: an error of the reporter ends the run."""
         ray.get(self.actor.count_stored.remote(outcomes, errors, sample_ids))
 
     def claim_needed(self, sample_ids: Sequence[str]) -> list[bool] | None:
-        """See `ProgressTracker.claim_needed`."""
+        """See `ProgressReporter.claim_needed`."""
         needed: list[bool] | None = ray.get(self.actor.claim_needed.remote(sample_ids))
         return needed
 
@@ -109,7 +109,7 @@ class RayTracker:
         return self.actor.stop_requested.remote()
 
     def report_fatal(self, error: UserError) -> None:
-        """See `Tracker.report_fatal`."""
+        """See `Reporter.report_fatal`."""
         ray.get(self.actor.report_fatal.remote(error))
 
     def fatal_error(self) -> UserError | None:
@@ -119,10 +119,10 @@ class RayTracker:
 
 
 @contextmanager
-def track(spec: ProgressSpec, hint: str) -> Iterator[RayTracker]:
-    """Start the tracker's actor, and show its figures while the body runs, with a hint if nothing gets finished."""
+def report_progress(spec: ProgressSpec, hint: str) -> Iterator[RayReporter]:
+    """Start the reporter's actor, and show its figures while the body runs, with a hint if nothing gets finished."""
     # On the driver's node: on a sampler's it would keep that node from ever being idle.
-    actor = ray.remote(num_cpus=0, scheduling_strategy=driver_node())(ProgressTrackerActor).remote(spec)
+    actor = ray.remote(num_cpus=0, scheduling_strategy=driver_node())(ProgressReporterActor).remote(spec)
 
     def read() -> RunProgress | None:
         try:
@@ -133,4 +133,4 @@ def track(spec: ProgressSpec, hint: str) -> Iterator[RayTracker]:
         return progress
 
     with show_progress(spec, read, hint=hint):
-        yield RayTracker(actor)
+        yield RayReporter(actor)

@@ -1,8 +1,8 @@
-"""The spec of a stage whose progress is tracked."""
+"""The spec of a stage whose progress is reported."""
 
 import pyarrow as pa
 
-from pipelines.progress_tracker import ProgressSpec
+from pipelines.progress_reporter import ProgressSpec
 from pos2distill.sampling.failure_guard import FailureGuard
 from tests.support.tables import nothing_known
 

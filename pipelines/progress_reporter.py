@@ -1,6 +1,6 @@
 """What a stage that samples or trains has done, which samples it still needs, and whether it is to stop.
 
-All processes of the stage report to one tracker, and the terminal shows its figures (`progress`).
+All processes of the stage report through one object, and the terminal shows its figures (`progress`).
 """
 
 import time
@@ -23,7 +23,7 @@ _PATIENCE_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class ProgressSpec:
-    """What is tracked.
+    """The stage whose progress is reported.
 
     run: name of the run. label: `sample` counts kept samples, `distill` samples trained on.
     total: samples to count to. stored: samples of an earlier run, by outcome. guard: is given every stored sample.
@@ -75,7 +75,7 @@ class RunProgress:
         return ", ".join(parts)
 
 
-class ProgressTracker:
+class ProgressReporter:
     """Counts what operators and workers report, and carries the request to stop to the workers."""
 
     def __init__(self, spec: ProgressSpec) -> None:
