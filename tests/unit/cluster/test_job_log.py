@@ -1,6 +1,7 @@
 """What is followed of a job's log, and from when on, as connections come and go."""
 
 import subprocess
+import time
 
 import pytest
 
@@ -49,7 +50,7 @@ class Cluster:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     cluster = Cluster()
     monkeypatch.setattr(job_log, "start_log", cluster.start_log)
-    monkeypatch.setattr(job_log.time, "time", lambda: cluster.now)
+    monkeypatch.setattr(time, "time", lambda: cluster.now)
     return cluster
 
 

@@ -122,7 +122,7 @@ def test_uniform_grid_has_the_unscaled_model_in_place_of_the_scale_nearest_to_it
         strategy="uniform", population=population, parents=1, mutations=0, smallest=smallest, largest=largest
     )
     found = [scales_of(candidate.genome, 1, "bezier") for candidate in search(settings)]
-    assert found == [(pytest.approx(scale),) for scale in grid]
+    assert [scale for (scale,) in found] == pytest.approx(grid)
 
 
 def test_search_without_control_points_between_the_ends() -> None:
