@@ -56,12 +56,14 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
         for cell in cells:
             preflight(cell.recipe, cell.plan, spec.stages(cell.plan))
     spec.require(recipe, cells)
+    # For a sweep, those of its first study that has any.
     data: list[CheckedData] = []
+    work: list[str] = []
     for cell in cells:
         plan, stages = cell.plan, spec.stages(cell.plan)
-        if not spec.only_reads:
-            checked = check_data(cell.recipe, plan, stages)
-            data = data or checked  # for a sweep, the data of its first study
+        checked = [] if spec.only_reads else check_data(cell.recipe, plan, stages)
+        data = data or checked
+        work = work or _work_lines(cell, stages, checked)
         lines.append(f"# study {plan.fingerprint}, storage {cell.recipe.storage}{format_settings(cell.settings)}")
         for stage in stages:
             state = "cached" if stage.artifact.is_finished else "to run"
@@ -73,12 +75,11 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
         lines.append(
             f"#   {'cached' if is_current else 'to write':<8}  {'report':<18}  {recipe.storage}/report/index.html"
         )
-    lines += _work_lines(cells[0], spec.stages(cells[0].plan), data)
-    return "\n".join(lines + _data_lines(data, full=full))
+    return "\n".join(lines + work + _data_lines(data, full=full))
 
 
 def _work_lines(cell: Cell, stages: Sequence[Stage], data: Sequence[CheckedData]) -> list[str]:
-    """What the stages that are still to run have to do; of a sweep those of its first study."""
+    """What the stages of one study that are still to run have to do."""
     counts = {of_task.examples.url: of_task.counts for of_task in data}
     lines = []
     for stage in stages:

@@ -11,14 +11,14 @@ from .stages.stage import Stage
 
 
 def expected_work(stage: Stage, counts: Mapping[str, Mapping[str, int] | None]) -> str:
-    """The prompts, answers or steps of a stage; empty if they are not known.
+    """The prompts, answers or steps of a whole stage, also if a part is stored; empty if they are not known.
 
     Args:
         counts: what the stage `prepare` counts, by the URL of its artifact.
     """
     if stage.artifact.name == CHECKPOINT:
         return _steps(stage)
-    describe = _BY_QUESTIONS.get(stage.artifact.name)
+    describe = _DESCRIPTIONS.get(stage.artifact.name)
     questions = counts.get(stage.inputs["examples"].artifact.url) if describe else None
     return describe(stage, questions) if describe and questions else ""
 
@@ -55,10 +55,13 @@ def _search(stage: Stage, questions: Mapping[str, int]) -> str:
 
 
 def _samples(stage: Stage, questions: Mapping[str, int]) -> str:
-    return f"until {stage.study.wanted_samples:,} answers are kept, from at most {questions['train']:,} questions"
+    candidates = stage.study.sampling.candidates
+    chosen = f", each chosen from {candidates:,}" if candidates > 1 else ""
+    wanted = stage.study.wanted_samples
+    return f"until {wanted:,} answers are kept{chosen}, from at most {questions['train']:,} questions"
 
 
-_BY_QUESTIONS: Mapping[str, Callable[[Stage, Mapping[str, int]], str]] = {
+_DESCRIPTIONS: Mapping[str, Callable[[Stage, Mapping[str, int]], str]] = {
     BASE_SCORES: _evaluation,
     DISTILLED_SCORES: _evaluation,
     SLOT_SCORES: _choice_of_slot,

@@ -87,6 +87,8 @@ def _without_a_server(recipe: Recipe) -> Iterator[str]:
         yield f"runtime.endpoint.base_url: has no effect, since model.engine is {engine}, not openai"
     if recipe.study.model.api != type(recipe.study.model).model_fields["api"].default:
         yield f"model.api: has no effect, since model.engine is {engine}, not openai"
+    if recipe.study.model.extra_body:
+        yield f"model.extra_body: has no effect, since model.engine is {engine}, not openai"
 
 
 def _of_training(recipe: Recipe, pending: Sequence[Stage]) -> Iterator[str]:

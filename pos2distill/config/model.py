@@ -1,8 +1,9 @@
 """The model of a study, and what generates with it."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from pos2distill.config.base import HashableMapping, Options, Precision, Section
 
@@ -64,6 +65,13 @@ class ModelSection(Section):
         description="Additional variables of the chat template, for example {enable_thinking: false}. With api `chat` "
         "they are sent to the server, which must support the field (vLLM, SGLang).",
     )
+    # Left out likewise.
+    extra_body: Options = Field(
+        HashableMapping(),
+        exclude_if=lambda fields: not fields,
+        description="Additional fields of each request of engine `openai`. They replace those of the same name; null "
+        "leaves one out, for example {max_tokens: null, temperature: null, max_completion_tokens: 4000}.",
+    )
     max_length: int | None = Field(
         None, gt=0, description="Maximum context length in tokens. Default: from the model's config."
     )
@@ -73,6 +81,14 @@ class ModelSection(Section):
     trust_remote_code: bool = Field(
         False, description="Allow a model or tokenizer to run Python code from its own repository or folder."
     )
+
+    @field_validator("extra_body")
+    @classmethod
+    def _is_not_the_prompt(cls, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        for name in ("model", "messages", "prompt", "stream", "n"):
+            if name in fields:
+                raise ValueError(f"{name}: is set by the evaluation; leave it out")
+        return fields
 
     @property
     def uses_chat_api(self) -> bool:

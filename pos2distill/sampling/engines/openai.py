@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx2
 import numpy as np
@@ -16,6 +16,8 @@ from pos2distill.faults import is_transient
 from pos2distill.records import Tokens
 from pos2distill.sampling.engines.protocol import Failure, GenerationResult, SamplingParams, TextCompletion
 from pos2distill.tasks.prompts import Messages, fewest_tokens, joined_text
+
+_T = TypeVar("_T")
 
 # For each request of a check: a wrong address is reported within 20 s.
 _CHECK_TIMEOUT_SECONDS = 8.0
@@ -123,8 +125,8 @@ class OpenAiEngine:
         response = await self.client.chat.completions.create(
             model=self.name,
             messages=listed,
-            temperature=params.temperature,
-            max_tokens=params.max_new_tokens,
+            temperature=self._unless_left_out("temperature", params.temperature),
+            max_tokens=self._unless_left_out("max_tokens", params.max_new_tokens),
             extra_body=self.extra_body,
         )
         if not getattr(response, "choices", None):
@@ -150,8 +152,8 @@ class OpenAiEngine:
         response = await self.client.completions.create(
             model=self.name,
             prompt=prompt.tolist(),
-            temperature=params.temperature,
-            max_tokens=params.max_new_tokens,
+            temperature=self._unless_left_out("temperature", params.temperature),
+            max_tokens=self._unless_left_out("max_tokens", params.max_new_tokens),
             extra_body=self.extra_body,
         )
         if not getattr(response, "choices", None):
@@ -164,6 +166,10 @@ class OpenAiEngine:
                 f"has another tokenizer than model.path"
             )
         return result
+
+    def _unless_left_out(self, name: str, value: _T) -> _T | openai.Omit:
+        is_left_out = name in self.model.extra_body and self.model.extra_body[name] is None
+        return openai.omit if is_left_out else value
 
     def _limit_name(self) -> str:
         return "model.max_length" if self.context == self.model.max_length else "the server's max_model_len"
@@ -328,13 +334,14 @@ def _find(name: str, served: Mapping[str, Any]) -> str | None:
 
 
 def _extra_body(model: ModelSection, served: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The fields of a request that OpenAI's API does not have."""
+    """The fields of a request beside those that every request has; the client lets them replace those."""
     fields: dict[str, Any] = {}
     if model.api == "chat" and model.chat_template_kwargs:
         fields["chat_template_kwargs"] = dict(model.chat_template_kwargs)  # vLLM 0.32 passes it to the chat template
     if served.get("owned_by") in _SERVERS_WITH_DEFAULT_PENALTY:
         fields["repetition_penalty"] = 1.0
-    return fields or None
+    fields.update(model.extra_body)
+    return {name: value for name, value in fields.items() if value is not None} or None
 
 
 class _RateLimiter:

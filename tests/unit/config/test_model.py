@@ -7,6 +7,7 @@ from pos2distill.config import (
     Recipe,
 )
 from pos2distill.config.sweep import sweep_cells
+from pos2distill.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -32,3 +33,10 @@ def test_chat_template_kwargs_can_be_swept(load: Callable[..., Recipe]) -> None:
     recipe = load("sweep={model.chat_template_kwargs: [{thinking: true}, {thinking: false}]}")
     cells = [cell.study.model.chat_template_kwargs for _, cell in sweep_cells(recipe)]
     assert cells == [{"thinking": True}, {"thinking": False}]
+
+
+def test_extra_body_cannot_replace_the_prompt(load: Callable[..., Recipe]) -> None:
+    assert load("model.extra_body={max_tokens: null}").study.model.extra_body == {"max_tokens": None}
+    assert "extra_body" not in load().study.model.model_dump()
+    with pytest.raises(UserError, match=r"model.extra_body: messages: is set by the evaluation; leave it out"):
+        load("model.extra_body={messages: []}")

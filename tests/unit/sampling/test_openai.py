@@ -3,12 +3,14 @@
 import asyncio
 import socket
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from aiohttp import web
 
 from pos2distill.config import EndpointSection, ModelSection
+from pos2distill.config.base import HashableMapping
 from pos2distill.errors import UserError
 from pos2distill.records import Tokens
 from pos2distill.sampling.engines.openai import OpenAiEngine, check_endpoint, read_api_key, served_context
@@ -242,6 +244,20 @@ def test_openai_sends_variables_of_the_chat_template() -> None:
     with serve(FakeServer()) as server:
         ask(server, ["Which code?"], ModelSection(path="tiny", engine="openai", **kwargs))  # type: ignore[arg-type]
     assert server.bodies[0]["chat_template_kwargs"] == kwargs["chat_template_kwargs"]
+
+
+@pytest.mark.parametrize("model", [CHAT, COMPLETIONS])
+def test_openai_sends_additional_fields_and_leaves_out_others(model: ModelSection) -> None:
+    fields = {"max_tokens": None, "temperature": 1, "max_completion_tokens": 4000, "repetition_penalty": None}
+    prompt: Any = "Which code?" if model.api == "chat" else np.arange(5, dtype=np.int32)
+    with serve(FakeServer()) as server:
+        ask(server, [prompt], model.model_copy(update={"extra_body": HashableMapping(fields)}))
+        ask(server, [prompt], model)
+    sent, usual = server.bodies
+    assert (usual["max_tokens"], usual["temperature"]) == (8, 0)
+    assert sent.keys() - usual.keys() == {"max_completion_tokens"}
+    assert {"max_tokens", "repetition_penalty"}.isdisjoint(sent)
+    assert (sent["max_completion_tokens"], sent["temperature"]) == (4000, 1)
 
 
 def test_openai_rejects_a_prompt_that_the_server_cut() -> None:

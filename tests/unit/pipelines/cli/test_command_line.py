@@ -224,6 +224,15 @@ def test_dry_run_counts_the_prompts_of_measurements(
     ]
 
 
+def test_dry_run_counts_the_candidates_of_a_sample(
+    make_recipe: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_recipe(method={"name": "seqkd"}, sampling={"candidates": 8, "temperature": 0.7})
+    assert command_line.main(["sample", str(tmp_path / "recipe.yaml"), "--dry-run"]) == 0
+    line = "# work      sample: until 8 answers are kept, each chosen from 8, from at most 8 questions\n"
+    assert line in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("command", "stages"),
     [
