@@ -24,8 +24,6 @@ Cell = dict[str, Any]
 
 Model = Literal["base", "distilled"]
 
-NO_INTERVAL = (math.nan, math.nan)
-
 
 def group_by_settings(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
     """Groups of cells that differ only in their seed, ordered by seed. The key holds the values of other settings."""
@@ -144,8 +142,9 @@ def join(path: Path, parts: Sequence[Path]) -> None:
 
 
 def _estimate(values: Sequence[float]) -> Estimate:
-    """Student's interval over seeds."""
-    return estimate(values, [NO_INTERVAL] * len(values), shared=0, bounds=(-math.inf, math.inf))
+    """Student's interval over seeds alone."""
+    without_questions = [(value, value) for value in values]
+    return estimate(values, without_questions, shared=0, bounds=(-math.inf, math.inf))
 
 
 def _format(values: Sequence[float]) -> str:
