@@ -34,7 +34,7 @@ from .api_input import (
     to_recipe,
     to_text,
 )
-from .cli.model_options import recipe_of_questions
+from .model_recipe import recipe_of_questions
 from .results.evaluations import read_evaluations
 from .results.hub import push_checkpoint
 from .stages.distill import read_steps

@@ -22,10 +22,11 @@ from pos2distill.records import Example, Slots, Tokens
 from pos2distill.sampling.teacher_encoder import TeacherEncoder
 from pos2distill.training.batches import Batch
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.loop import StepRecord, Trainer
+from pos2distill.training.loop import Trainer
 from pos2distill.training.micro_batches import added_token_counter, count_micro_batches
 from pos2distill.training.progress import TrainingProgress
 from pos2distill.training.rows import Row, RowKey, Sample
+from pos2distill.training.step_record import StepRecord
 from pos2distill.training.strategies import build_strategy
 from pos2distill.training.strategies.protocol import Strategy
 from pos2distill.training.teachers import build_teacher

@@ -1,16 +1,17 @@
 """`evaluate --model … --data …`: a model and a file of questions instead of a recipe."""
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from pos2distill.config import Recipe
-from pos2distill.config.evaluation_recipe import DEFAULT_EVALUATED_SLOTS, DEFAULT_EXAMPLES, evaluation_recipe
+from pos2distill.config.evaluation_recipe import DEFAULT_EVALUATED_SLOTS, DEFAULT_EXAMPLES
 from pos2distill.config.load import load_recipe
 from pos2distill.config.overrides import sets
 from pos2distill.config.yaml_reader import parse_value
 from pos2distill.errors import UserError
+
+from ..model_recipe import recipe_of_questions
 
 # The options besides --model, and the settings that they stand for.
 _OPTIONS = {
@@ -103,28 +104,3 @@ def _errors_name_options(given: Iterable[str]) -> Iterator[None]:
 
 def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-def recipe_of_questions(
-    model: str, data: str, *, examples: int | None = None, overrides: Sequence[str] = (), **settings: Any
-) -> Recipe:
-    """The recipe that evaluates a model on a file of questions: on 100 of them, or on all if the file has fewer.
-
-    Args:
-        examples: how many; then a file with fewer is rejected. The others: see `evaluation_recipe`.
-    Raises:
-        UserError: naming the setting at fault, or the record that cannot be read.
-    """
-    if examples is not None:
-        return evaluation_recipe(model, data, examples=examples, overrides=overrides, **settings)
-    recipe = evaluation_recipe(model, data, overrides=overrides, **settings)
-    if any(sets(override, "data.eval_examples") for override in overrides):
-        return recipe
-    # Imported here, so that --help and a misspelled field are answered at once.
-    from pos2distill.tasks.datasets import count_questions
-
-    found = count_questions(recipe.study.data, max(recipe.study.prompt_lengths), DEFAULT_EXAMPLES)
-    # With none, the evaluation itself says why.
-    if found in (0, DEFAULT_EXAMPLES):
-        return recipe
-    return evaluation_recipe(model, data, examples=found, overrides=overrides, **settings)

@@ -14,6 +14,7 @@ from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.checkpoint_layout import ADAPTER_FOLDER, STATE_FOLDER, STEPS_FOLDER
 from pos2distill.store.samples import SampleStore
 from pos2distill.training.job import TrainingJob
+from pos2distill.training.step_record import STEP_FIELDS
 from pos2distill.urls import storage_errors
 
 from ..artifact_names import CHECKPOINT
@@ -42,18 +43,6 @@ _METHOD = (
     "method.teacher",
     "method.teacher_slot",
     "method.teacher_topk",
-)
-# What is read of a step: fields of `training.loop.StepRecord`, which is not imported here, since it loads torch.
-_STEP_FIELDS = (
-    "step",
-    "epoch",
-    "examples",
-    "fraction",
-    "rows",
-    "loss",
-    "loss_trivial",
-    "loss_anchor",
-    "weight_by_slot",
 )
 _FIELDS = (*PROMPT_FIELDS, "data.train_examples", "seed", *_METHOD, "training")
 
@@ -236,8 +225,8 @@ def read_steps(checkpoint: Artifact) -> list[dict[str, Any]]:
         for path in list_matching(checkpoint.fs, f"{checkpoint.path}/{STEPS_FOLDER}", "*.jsonl"):
             for line in checkpoint.fs.cat_file(path).splitlines():
                 record = json.loads(line)
-                if not isinstance(record, dict) or not record.keys() >= set(_STEP_FIELDS):
-                    raise ValueError(f"expected an object with the fields {_STEP_FIELDS}")
+                if not isinstance(record, dict) or not record.keys() >= set(STEP_FIELDS):
+                    raise ValueError(f"expected an object with the fields {STEP_FIELDS}")
                 records.append(record)
     checkpoint.require(STEPS_FOLDER)
     return records

@@ -6,9 +6,8 @@ micro-batch.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +24,7 @@ from pos2distill.training.micro_batches import BatchPreparer, MicroBatch, Prepar
 from pos2distill.training.progress import TrainingProgress
 from pos2distill.training.rows import RowBuilder
 from pos2distill.training.schedule import learning_rate
+from pos2distill.training.step_record import StepRecord
 from pos2distill.training.strategies.protocol import Strategy
 from pos2distill.training.teachers import FullDistribution, TeacherSource
 
@@ -49,41 +49,6 @@ class _Stopped(Exception):
 
 RequestedAction = Callable[[int, bool], Action]
 """The action that this rank requests: given the number of completed steps, and whether a step is under way."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """What one step did.
-
-    Attributes:
-        step: its number, from 0.
-        epoch: its epoch, from 0.
-        examples: ids of the examples trained on; all records together say what was trained on when.
-        fraction: how much of the run is completed after the step, in (0, 1].
-        rows: the rows of the global batch, without padding.
-        loss: the objective.
-        loss_trivial: mean loss of the trivial rows, in nats, unweighted; None if there are none.
-        loss_anchor: the same for anchor rows.
-        grad_norm: the gradient's norm before clipping.
-        learning_rate: the step's learning rate.
-        weight_by_slot: sum of the weights of the rows with each `Row.slot_id`.
-    """
-
-    step: int
-    epoch: int
-    examples: tuple[str, ...]
-    fraction: float
-    rows: int
-    loss: float
-    loss_trivial: float | None
-    loss_anchor: float | None
-    grad_norm: float
-    learning_rate: float
-    weight_by_slot: dict[int, float]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for a log line."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from pos2distill.store.checkpoint_layout import STEPS_FOLDER
 from pos2distill.store.files import write_bytes
 from pos2distill.store.retry import retry_while_unreachable
 from pos2distill.training.job import TrainingJob
-from pos2distill.training.loop import StepRecord
 from pos2distill.training.session import WorkerSession
+from pos2distill.training.step_record import StepRecord
 from pos2distill.training.trackers import ExperimentTracker, TrackedRun, open_trackers
 
 _TRACKERS_FILE = "trackers.json"

@@ -18,7 +18,7 @@ from pos2distill.config.paths import project_root
 from pos2distill.errors import UserError
 
 if TYPE_CHECKING:
-    from pos2distill.training.loop import StepRecord
+    from pos2distill.training.step_record import StepRecord
 
 _PROJECT = "pos2distill"
 """The name of the project (Weights & Biases) or experiment (MLflow) that runs belong to."""

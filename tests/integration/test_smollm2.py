@@ -35,9 +35,10 @@ from pos2distill.records import Tokens
 from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.engines.vllm import VllmEngine
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.loop import StepRecord, Trainer
+from pos2distill.training.loop import Trainer
 from pos2distill.training.progress import TrainingProgress
 from pos2distill.training.rows import Row
+from pos2distill.training.step_record import StepRecord
 from pos2distill.training.strategies.torch import TorchStrategy
 from pos2distill.training.student import trainable
 from pos2distill.training.teachers import build_teacher

@@ -19,9 +19,10 @@ from pos2distill.tasks.prompts import PromptBuilder
 from pos2distill.training.batches import Batch
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.loader import BatchLoader
-from pos2distill.training.loop import StepRecord, Trainer
+from pos2distill.training.loop import Trainer
 from pos2distill.training.progress import TrainingProgress
 from pos2distill.training.rows import RowBuilder
+from pos2distill.training.step_record import StepRecord
 from pos2distill.training.strategies import build_strategy
 from pos2distill.training.strategies.protocol import Strategy
 from pos2distill.training.student import trainable

@@ -14,9 +14,10 @@ from pos2distill.config import ModelSection, Recipe, Study, TrainingSection
 from pos2distill.losses.objectives import ANCHOR
 from pos2distill.models.load import load_model, load_tokenizer
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.loop import StepRecord, Trainer
+from pos2distill.training.loop import Trainer
 from pos2distill.training.progress import TrainingProgress
 from pos2distill.training.schedule import learning_rate
+from pos2distill.training.step_record import StepRecord
 from pos2distill.training.strategies.torch import TorchStrategy
 from pos2distill.training.teachers import build_teacher
 from tests.support.paths import PROJECT

@@ -19,8 +19,9 @@ from pos2distill.models.load import load_model, weight_dtypes
 from pos2distill.models.lora import add_adapters, merge, save_adapter
 from pos2distill.models.packing import ResponseBatch, collate, pack_rows
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.loop import StepRecord, Trainer
+from pos2distill.training.loop import Trainer
 from pos2distill.training.progress import TrainingProgress
+from pos2distill.training.step_record import StepRecord
 from pos2distill.training.strategies.torch import TorchStrategy
 from pos2distill.training.student import trainable
 from pos2distill.training.teachers import build_teacher

@@ -20,9 +20,10 @@ from pos2distill.models.packing import ResponseBatch, collate
 from pos2distill.training import micro_batches
 from pos2distill.training.batches import Batch
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.loop import Action, StepRecord, Trainer
+from pos2distill.training.loop import Action, Trainer
 from pos2distill.training.micro_batches import BatchPreparer, PreparedBatch
 from pos2distill.training.progress import TrainingProgress
+from pos2distill.training.step_record import StepRecord
 from pos2distill.training.strategies import build_strategy
 from pos2distill.training.strategies.torch import TorchStrategy
 from pos2distill.training.teachers import TeacherDistribution, build_teacher

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pos2distill.errors import UserError
-from pos2distill.training.loop import StepRecord
+from pos2distill.training.step_record import StepRecord
 from pos2distill.training.trackers import ExperimentTracker, TrackedRun, check_trackers, open_trackers
 
 RECORD = StepRecord(

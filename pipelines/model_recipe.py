@@ -1,0 +1,33 @@
+"""The recipe that evaluates a model on a file of questions, of the command line and of `api`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pos2distill.config import Recipe
+from pos2distill.config.evaluation_recipe import DEFAULT_EXAMPLES, evaluation_recipe
+from pos2distill.config.overrides import sets
+
+
+def recipe_of_questions(
+    model: str, data: str, *, examples: int | None = None, overrides: Sequence[str] = (), **settings: Any
+) -> Recipe:
+    """The recipe that evaluates a model on a file of questions: on 100 of them, or on all if the file has fewer.
+
+    Args:
+        examples: how many; then a file with fewer is rejected. The others: see `evaluation_recipe`.
+    Raises:
+        UserError: naming the setting at fault, or the record that cannot be read.
+    """
+    if examples is not None:
+        return evaluation_recipe(model, data, examples=examples, overrides=overrides, **settings)
+    recipe = evaluation_recipe(model, data, overrides=overrides, **settings)
+    if any(sets(override, "data.eval_examples") for override in overrides):
+        return recipe
+    # Imported here, so that --help and a misspelled field are answered at once.
+    from pos2distill.tasks.datasets import count_questions
+
+    found = count_questions(recipe.study.data, max(recipe.study.prompt_lengths), DEFAULT_EXAMPLES)
+    # With none, the evaluation itself says why.
+    if found in (0, DEFAULT_EXAMPLES):
+        return recipe
+    return evaluation_recipe(model, data, examples=found, overrides=overrides, **settings)
