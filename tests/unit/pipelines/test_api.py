@@ -350,8 +350,8 @@ def test_functions_reject_what_does_not_fit(make_recipe: Callable[..., Recipe], 
         pos2distill.sample(make_recipe(), {"seed": 1})
     with pytest.raises(UserError, match=r"^tiny: is a sweep of several studies; call study for each"):
         pos2distill.study(recipe_file, {"sweep.seed": [0, 1]})
-    with pytest.raises(AttributeError, match="has no attribute 'distill'"):
-        _ = pos2distill.distill
+    with pytest.raises(AttributeError, match="has no attribute 'destill'"):
+        _ = pos2distill.destill
 
 
 @pytest.mark.parametrize("name", ["evaluate", "sample", "distill", "study"])

@@ -108,6 +108,7 @@ def write_steps(folder: Path, steps: list[int]) -> Artifact:
     for step in steps:
         record = {"step": step, "epoch": step // 2, "examples": [f"e{step % 2}"], "fraction": 1.0, "rows": 4}
         record |= {"loss": 0.5, "loss_trivial": 0.5, "loss_anchor": None, "weight_by_slot": {}}
+        record |= {"grad_norm": 1.0, "learning_rate": 1e-6}
         lines.append(json.dumps(record))
     path = Path(checkpoint.path) / "steps" / "00000000.jsonl"
     path.parent.mkdir(parents=True)
