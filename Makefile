@@ -84,7 +84,7 @@ lock: .uv/.installed
 	env -u UV_FIND_LINKS -u UV_TORCH_BACKEND .uv/bin/uv pip compile pyproject.toml $(LOCK_OPTIONS) --generate-hashes --extra gpu --extra s3 --extra gcs --extra trackers --output-file requirements/gpu.txt
 	printf '%s\n' torch setuptools wheel packaging ninja | env -u UV_FIND_LINKS -u UV_TORCH_BACKEND .uv/bin/uv pip compile - $(LOCK_OPTIONS) --generate-hashes --no-annotate --constraint requirements/gpu.txt --output-file requirements/gpu_build.txt
 
-# The tables of docs/recipes.md, docs/cluster.md and docs/models.md, and the manifests of the cluster's examples.
+# The tables of docs/recipes.md, docs/cluster_spec.md and docs/models.md, and the manifests of the cluster's examples.
 docs: install
 	$(BIN)/python -m scripts.reference_tables
 	$(BIN)/python -m scripts.model_families

@@ -62,7 +62,7 @@ def test_kubectl_accepts_every_rendered_preset(path: Path, server: str, tmp_path
 
 
 def test_kubectl_accepts_the_manifests_of_the_documentation(server: str, tmp_path: Path) -> None:
-    page = (PROJECT / "docs" / "cluster.md").read_text()
+    page = (PROJECT / "docs" / "cluster_setup.md").read_text()
     manifests = re.findall(r"^kubectl apply [^\n]*<<'END'\n(.*?)^END$", page, re.MULTILINE | re.DOTALL)
     assert [yaml.safe_load(text)["kind"] for text in manifests] == [
         "PersistentVolumeClaim",
@@ -81,7 +81,7 @@ def test_kubectl_creates_the_objects_of_the_documentation(tmp_path: Path) -> Non
     token.parent.mkdir(parents=True)
     token.write_text("made-up")
     (tmp_path / "registry_password").write_text("made-up")
-    page = (PROJECT / "docs" / "cluster.md").read_text()
+    page = (PROJECT / "docs" / "cluster_setup.md").read_text()
     lines = re.findall(r"^kubectl create .*$", page, re.MULTILINE)
     made = []
     for line in lines:

@@ -5,6 +5,9 @@ from pathlib import Path
 
 PROJECT = Path(__file__).parents[2]
 
+# The pages about clusters.
+CLUSTER_PAGES = [PROJECT / "docs" / f"{name}.md" for name in ("cluster", "cluster_setup", "cluster_spec")]
+
 # Of a folder. Taken for a pattern, it matches other names and not itself.
 ODD_NAME = "a[1]*b"
 

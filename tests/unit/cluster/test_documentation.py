@@ -1,9 +1,8 @@
-"""docs/cluster.md: its shell blocks are correct shell, say whether they have been run, and name what renders."""
+"""The pages about clusters: shell blocks are correct shell, say whether they have been run, and name what renders."""
 
 import re
 import shlex
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +13,9 @@ from cluster.render import render
 from cluster.spec import load_cluster
 from cluster.validate import check
 from pipelines.cli import command_line
+from tests.support.paths import CLUSTER_PAGES
 
-PAGE = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text()
+PAGE = "".join(page.read_text() for page in CLUSTER_PAGES)
 BLOCKS = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 

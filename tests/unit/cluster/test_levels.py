@@ -1,8 +1,7 @@
-"""All faults together: how many there are of each level, that every rule has one, and those of docs/cluster.md."""
+"""All faults together: how many there are of each level, that every rule has one, and those of docs/cluster_spec.md."""
 
 import re
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +14,9 @@ from cluster.types import KubeManifest, Level
 from cluster.validate import check
 from tests.support.manifest_faults import ERRORS, OBJECTS, POLICIES, RISKS, WARNINGS, WORKERS
 from tests.support.manifests import changed
+from tests.support.paths import PROJECT
 
-PAGE = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text()
+PAGE = (PROJECT / "docs" / "cluster_spec.md").read_text()
 ALL_RULES = (*rules.ERRORS, *rules.POLICIES, *rules.RISKS, *rules.WARNINGS)
 EXAMPLE = re.compile(r"^\| `(error|policy|warning)` \| ([^|]+) \| `([^|]+)` \|$", re.MULTILINE)
 
