@@ -68,7 +68,8 @@ def run_cluster(
         if not is_refused:
             _write(manifests, out)
         return Outcome(exit_code)
-    if loaded.spec and action == "submit" and not is_refused:
+    if action == "submit" and not is_refused:
+        assert loaded.spec is not None  # manifests in a file are only validated
         return rayjob.submit(loaded.spec, manifests)
     if not is_refused:
         _report(manifests, crds=crds, server=server)

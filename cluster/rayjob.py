@@ -287,7 +287,7 @@ def _follow(spec: ClusterSpec) -> ExitCode:
                 print(f"{time.strftime('%H:%M:%S')} {spec.name}: {description}", flush=True)
                 printed = description
             if _deployment_status(job) in _ENDED:
-                log.finish(has_run=bool(job.get("status", {}).get("jobStatus")))
+                log.finish(_last_attempt(job))
                 return _report_end(spec, job)
             log.update(_running_attempt(job))
             time.sleep(POLL_SECONDS)
@@ -369,6 +369,19 @@ def _deployment_status(job: dict[str, Any]) -> str:
 def _running_attempt(job: dict[str, Any]) -> int | None:
     """The number of the attempt that runs, from 0; None if none does."""
     return int(job.get("status", {}).get("failed") or 0) if _deployment_status(job) == "Running" else None
+
+
+def _last_attempt(job: dict[str, Any]) -> int | None:
+    """The number of the last attempt of a job that has ended, from 0; None if none has run.
+
+    KubeRay 1.7.0 counts a last attempt that fails as failed, but not one that passes a deadline: then this is too low,
+    and never too high.
+    """
+    status = job.get("status", {})
+    if not status.get("jobStatus"):
+        return None
+    failed = int(status.get("failed") or 0)
+    return failed if _deployment_status(job) == "Complete" else max(0, failed - 1)
 
 
 def _describe(job: dict[str, Any]) -> str:

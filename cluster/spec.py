@@ -71,8 +71,8 @@ class ClusterSpec(Section):
     network: NetworkSection = Field(NetworkSection(), description="Allowed connections.")
     history: HistorySection | None = Field(
         None,
-        description="KubeRay's History Server, which copies Ray's logs and events to the bucket and requires a feature "
-        "gate of KubeRay. Default: none.",
+        description="Collector that copies Ray's logs and events to the bucket for KubeRay's History Server; requires "
+        "a feature gate of KubeRay. Default: none.",
     )
 
     @property

@@ -35,8 +35,12 @@ def visible_gpus(devices: Path = Path("/dev")) -> int:
 
 
 def torch_has_gpu() -> bool:
-    """Whether torch can use a GPU of this machine. By its version, since importing it takes seconds."""
-    return visible_gpus() > 0 and not torch_is_for_cpus()
+    """Whether torch can use a GPU of this machine: its build, and the driver, are for one."""
+    if not visible_gpus():
+        return False
+    import torch  # only here, since it takes seconds
+
+    return torch.cuda.device_count() > 0
 
 
 def torch_is_for_cpus() -> bool:

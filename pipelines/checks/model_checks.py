@@ -93,8 +93,8 @@ def _vllm_may_accept(config: Any, context: int) -> bool:
 
     if os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0").strip().lower() in ("1", "true"):
         return True
-    model_max_length = getattr(config, "model_max_length", None)
-    if model_max_length is not None and context <= model_max_length:
+    limits = [getattr(each, "model_max_length", None) for each in (config, config.get_text_config())]
+    if any(limit is not None and context <= limit for limit in limits):
         return True
     is_multiplied = "gemma3" not in config.model_type
     return is_multiplied and not _FACTOR_NOT_APPLIED.issuperset(rope_types(config))

@@ -28,8 +28,10 @@ def reason_of(error: Exception) -> str:
         # Ray 2.60 appends advice about tokens, which does not fit a proxy's refusal.
         text = error.message
     else:
-        # Ray 2.60 answers with the traceback of the head, whose last line says what is wrong.
-        text = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        # Ray 2.60 answers with the traceback of the head, whose last line says what is wrong. A proxy's page follows
+        # the status code.
+        text = lines[-1 if "Traceback" in lines[0] else 0]
     return " ".join(text.split())[:_REASON_LENGTH]
 
 

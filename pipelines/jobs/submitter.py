@@ -53,6 +53,7 @@ def run_to_end(address: str, job: str, entrypoint: str) -> JobDetails:
             # Also when a new head has replaced the one that the job was submitted to.
             if not _is_known(client, job):
                 client.submit_job(entrypoint=entrypoint, submission_id=job)
+            failures.end()
             return follow(client, job)
         except (UserError, *REQUEST_ERRORS) as error:
             failures.show(error)
@@ -73,13 +74,14 @@ def stop_at(address: str, job: str, deadline: float, ended: threading.Event) -> 
             client = connect(address)
             if not client.get_job_info(job).status.is_terminal():
                 client.stop_job(job)
+            failures.end()
         except (UserError, *REQUEST_ERRORS) as error:  # also if the job is only about to be submitted
             failures.show(error)
         ended.wait(RETRY_SECONDS)
 
 
 class _Failures:
-    """Prints why requests fail, once for each reason: the end of the log says how the job ended."""
+    """Prints why requests fail, once in a row: the end of the log says how the job ended."""
 
     def __init__(self, job: str) -> None:
         self._job = job
@@ -91,6 +93,10 @@ class _Failures:
         if reason != self._shown:
             print(f"{self._job}: {reason}; trying again", flush=True)
             self._shown = reason
+
+    def end(self) -> None:
+        """Requests succeed again, so that the next error is a new one."""
+        self._shown = ""
 
 
 def _is_known(client: JobSubmissionClient, job: str) -> bool:

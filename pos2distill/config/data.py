@@ -63,9 +63,9 @@ class DataSection(Section):
     documents: int = Field(20, ge=2, description="Documents in each prompt, including the gold documents.")
     distractors: Literal["given", "random"] = Field(
         "given",
-        description="Where distractors come from. `given`: the record, which is rejected if it has too few; `random`: "
-        "missing ones are drawn from other examples; they are easier than retrieved ones, so results are "
-        "named after them.",
+        description="Where distractors come from. `given`: the record; one with too few is skipped, or in format "
+        "`jsonl` rejected; `random`: missing ones are drawn from other examples; they are easier than retrieved ones, "
+        "so results are named after them.",
     )
     train_examples: int = Field(
         300,
@@ -79,7 +79,9 @@ class DataSection(Section):
         "train_examples.",
     )
     eval_examples: int = Field(
-        500, ge=1, description="Examples for evaluation, each evaluated at every slot. None of them is trained on."
+        500,
+        ge=1,
+        description="Examples for evaluation, each evaluated at the slots of `evaluation.slots`. None is trained on.",
     )
     eval_fraction: float = Field(
         0.5,

@@ -10,6 +10,7 @@ from pos2distill import hardware
 from pos2distill.config.formats import data_name, stem
 from pos2distill.config.load import make_recipe
 from pos2distill.config.model import checkpoint_of
+from pos2distill.config.overrides import override_value
 from pos2distill.config.recipe import Recipe
 
 DEFAULT_EXAMPLES, DEFAULT_EVALUATED_SLOTS = 100, 5  # 500 answers
@@ -27,8 +28,8 @@ def evaluation_recipe(
 ) -> Recipe:
     """A recipe that evaluates one model on all questions of a file, in one process without Ray.
 
-    The model is run by transformers on a GPU in bfloat16, or without one on all cores (`overrides` name another engine,
-    device or precision), or asked on a server.
+    The model is run by transformers, on a GPU in bfloat16 if torch finds one and on all cores otherwise (`overrides`
+    name another engine, device or precision), or asked on a server.
 
     Args:
         model: folder, URL or hub name; with `base_url` the model's name on the server.
@@ -39,24 +40,31 @@ def evaluation_recipe(
     Raises:
         UserError: naming the setting at fault.
     """
-    on_gpu = hardware.torch_has_gpu()
-    # Smaller batches than the default show progress earlier on CPUs, where a batch takes a minute.
-    on_cpus = {"batch_size": 8, "threads": len(os.sched_getaffinity(0))}
+    samplers: dict[str, Any]
+    if base_url is not None:
+        engine, dtype = "openai", "bfloat16"  # the precision is the server's; the same name on every machine
+        # Larger than the number of requests at a time, so that few of them wait for the last of a batch.
+        samplers = {"batch_size": 64}
+    elif override_value(overrides, "runtime.samplers.gpus") != 0 and hardware.torch_has_gpu():
+        engine, dtype = "hf", "bfloat16"
+        samplers = {"gpus": 1}
+    else:
+        engine, dtype = "hf", "auto"
+        # Smaller batches than the default show progress earlier, where a batch takes a minute.
+        samplers = {"batch_size": 8, "threads": len(os.sched_getaffinity(0))}
     raw: dict[str, Any] = {
         "name": _name(model, data),
         "description": f"Accuracy by slot of {model} on {data}.",
-        "model": {"path": model, "engine": "hf", "dtype": "bfloat16" if on_gpu else "auto"},
+        "model": {"path": model, "engine": engine, "dtype": dtype},
         # No question is kept for training.
         "data": {"format": "jsonl", "path": data, "train_examples": 0, "eval_examples": examples, "eval_fraction": 1},
         "method": {"k": 1},  # unused; the default would need five documents
-        "runtime": {"executor": "local", "samplers": {"gpus": 1} if on_gpu else on_cpus},
+        # The strategy is unused too; the default of executor ray would not accept every precision.
+        "runtime": {"executor": "local", "samplers": samplers, "trainers": {"strategy": "torch"}},
     }
     if documents is not None:
         raw["data"]["documents"] = documents
     if base_url is not None:
-        raw["model"]["engine"] = "openai"
-        # Larger than the number of requests at a time, so that few of them wait for the last of a batch.
-        raw["runtime"]["samplers"] = {"batch_size": 64}
         raw["runtime"]["endpoint"] = {"base_url": base_url}
     if slots is None:
         # From the whole recipe, since an override may set the number of documents.

@@ -26,6 +26,10 @@ def looks_like_hub_name(path: str) -> bool:
     return not path.startswith((".", "/", "~")) and "://" not in path and path.count("/") == 1
 
 
+# Fields of a request that carry the prompt, cut it, or add to the answer that is judged.
+_SENT_FIELDS = ("model", "messages", "prompt", "stream", "n", "best_of", "echo", "suffix", "truncate_prompt_tokens")
+
+
 class ModelSection(Section):
     """The model that is measured, sampled from and distilled."""
 
@@ -84,10 +88,12 @@ class ModelSection(Section):
 
     @field_validator("extra_body")
     @classmethod
-    def _is_not_the_prompt(cls, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-        for name in ("model", "messages", "prompt", "stream", "n"):
+    def _leaves_prompt_and_answer(cls, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        for name in _SENT_FIELDS:
             if name in fields:
-                raise ValueError(f"{name}: is set by the evaluation; leave it out")
+                raise ValueError(f"{name}: is set by the evaluation, or would change what is judged; leave it out")
+        if fields.get("max_tokens") is not None:
+            raise ValueError("max_tokens: is evaluation.max_new_tokens; set that, or null to leave it out")
         return fields
 
     @property

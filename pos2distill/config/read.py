@@ -14,7 +14,7 @@ from pos2distill.config.overrides import apply_override, is_within
 from pos2distill.config.paths import paths_in, project_root, resolve_paths, resolve_project_paths
 from pos2distill.config.yaml_reader import read_document
 from pos2distill.errors import UserError, did_you_mean
-from pos2distill.secrets import looks_secret, mask_secrets
+from pos2distill.secrets import holds_secret, looks_secret, mask_secrets
 
 RECIPES = project_root() / "pipelines" / "recipes"
 
@@ -138,7 +138,9 @@ def reject_secrets(raw: Any, source: Path | str, overridden: Sequence[str], reme
         prefix: what stood before the names in `overridden` as they were typed, for the message.
     """
     for dotted, text in _strings_in(raw, ""):
-        if looks_secret(text):
+        # Names of settings are known to hold none, but those of fields that another program understands may.
+        is_named = ".extra_body." in dotted and holds_secret(dotted.rpartition(".")[2], text)
+        if is_named or looks_secret(text):
             is_override = any(is_within(dotted, name) for name in overridden)
             where = f"command line: {prefix}" if is_override else f"{source}: "
             raise UserError(f"{where}{mask_secrets(dotted)}: contains what looks like a secret; {remedy}")

@@ -96,7 +96,7 @@ class Recipe(Section):
         if self.runtime.executor == "local" and self.runtime.trainers.strategy != "torch":
             raise ValueError(
                 f"runtime.trainers.strategy: '{self.runtime.trainers.strategy}' requires runtime.executor ray; set "
-                f"strategy to torch"
+                f"strategy to torch and workers to 1"
             )
         return self
 

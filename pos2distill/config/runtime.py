@@ -77,7 +77,7 @@ class TrainersSection(Section):
     def _torch_is_one_process(self) -> "TrainersSection":
         most = self.max_workers or self.workers
         if self.strategy == "torch" and most != 1:
-            raise ValueError(f"workers: strategy 'torch' is one process, got {most}; use zero3")
+            raise ValueError(f"workers: strategy 'torch' is one process, got {most}; set 1, or use zero3")
         return self
 
 
@@ -228,9 +228,12 @@ class Runtime(Section):
     @classmethod
     def _train_as_the_executor_can(cls, settings: Any) -> Any:
         """One process trains with `torch`, unless another strategy is asked for."""
-        if not isinstance(settings, Mapping) or settings.get("executor") != "local":
+        if not isinstance(settings, Mapping):
             return settings
         trainers = settings.get("trainers", {})
+        if isinstance(trainers, TrainersSection):
+            trainers = trainers.model_dump(exclude_unset=True)
         if not isinstance(trainers, Mapping) or trainers.get("strategy") is not None:
             return settings
-        return {**settings, "trainers": {**trainers, "strategy": "torch"}}
+        strategy = "torch" if settings.get("executor") == "local" else "zero3"
+        return {**settings, "trainers": {**trainers, "strategy": strategy}}

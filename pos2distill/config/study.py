@@ -227,6 +227,16 @@ class Study(Section):
         return self.training.global_batch_rows // self.method.rows_per_example * self.method.responses_per_example
 
     @model_validator(mode="after")
+    def _a_server_has_the_limit_of_the_evaluation(self) -> "Study":
+        sent, limit = self.model.extra_body.get("max_completion_tokens"), self.evaluation.max_new_tokens
+        if self.model.engine == "openai" and sent is not None and sent != limit:
+            raise ValueError(
+                f"model.extra_body: max_completion_tokens: {sent}, but evaluation.max_new_tokens is {limit}; set both "
+                f"to the same"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _on_policy_takes_every_answer(self) -> "Study":
         if self.method.spec.on_policy and self.sampling.candidates > 1:
             raise ValueError(
@@ -291,8 +301,8 @@ class Study(Section):
 
 
 def _default_max_new_tokens(data: DataSection) -> int:
-    """Those of the paper's recipes: of chains of thought, and of short answers."""
-    return 512 if data.prompt in ("reasoning", "coc") else 100
+    """Those of the paper's recipes: of chains of thought, which `em` looks for an answer in, and of short answers."""
+    return 512 if data.prompt in ("reasoning", "coc") or data.metric == "em" else 100
 
 
 def _as_written(section: Any) -> Any:

@@ -15,7 +15,7 @@ from pos2distill.evaluation.search_charts import search_charts
 from pos2distill.evaluation.verdict import describe_change
 from pos2distill.records import Slots
 from pos2distill.tasks.datasets import dataset_name
-from pos2distill.tasks.metrics import METRIC_DESCRIPTIONS
+from pos2distill.tasks.metrics import describe_metric
 
 _PRIVATE = ("model.path", "data.path", "evaluation.also_evaluate")
 
@@ -91,7 +91,7 @@ def compare(before: Any, after: Any, documents: int, study: Study) -> Comparison
     is_trained_length = documents == study.data.documents
     return Comparison(
         dataset=dataset_name(study.data),
-        metric=METRIC_DESCRIPTIONS[study.data.metric],
+        metric=describe_metric(study),
         before=to_curve(before_grid, bootstrap_samples=bootstrap_samples, seed=seed),
         after=to_curve(after_grid, bootstrap_samples=bootstrap_samples, seed=seed),
         paired=paired_difference(before_grid, after_grid, bootstrap_samples=bootstrap_samples, seed=seed),

@@ -13,7 +13,7 @@ from pos2distill.evaluation.references import summarize_references
 from pos2distill.evaluation.scores import Curve, questions_to_see_positions, summarize_expected, to_curve, to_grid
 from pos2distill.evaluation.verdict import describe_curve
 from pos2distill.tasks.datasets import dataset_name
-from pos2distill.tasks.metrics import METRIC_DESCRIPTIONS
+from pos2distill.tasks.metrics import describe_metric
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -120,7 +120,7 @@ def to_evaluation(
     return Evaluation(
         model=model,
         dataset=dataset_name(study.data),
-        metric=METRIC_DESCRIPTIONS[study.data.metric],
+        metric=describe_metric(study),
         curves=tuple(curves),
         expected=summarize_expected(grids[0], ranks) if ranks else None,
         references=summarize_references(predictions, study),

@@ -24,7 +24,7 @@ from pos2distill.evaluation.statistics import (
 from pos2distill.records import Slots
 
 _SHOWN_POINTS = (1, 2, 5, 10)
-_DRAWS = 1999  # permutations in the test of position; the smallest p value is 1 / 2000
+_DRAWS = 1999  # random shifts in the test of position; the smallest p value is 1 / 2000
 _HARDLY_ANY = 0.02  # fraction of the answers at a slot, with 95 % confidence
 
 

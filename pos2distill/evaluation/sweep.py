@@ -306,9 +306,12 @@ def _estimate_model(curves: Sequence[Curve], shared: float) -> ModelEstimates:
         groups[name] = over_seeds(accuracies, [curve.by_group_ci95[name] for curve in curves])
     # Both GAPs estimate the same quantity, so the questions' part of the interval is the same.
     corrected = over_seeds([curve.gap_corrected for curve in curves], gap_intervals, bounds=_CHANGE)
+    gap = over_seeds([curve.gap for curve in curves], gap_intervals)
+    # A study's lower end allows for the upward bias of its GAP, which does not shrink with more seeds.
+    gap = replace(gap, low=min(gap.low, float(np.mean([low for low, _ in gap_intervals]))))
     return ModelEstimates(
         mean=over_seeds([curve.mean for curve in curves], [curve.ci95 for curve in curves]),
-        gap=over_seeds([curve.gap for curve in curves], gap_intervals),
+        gap=gap,
         gap_corrected=corrected.value,
         gap_corrected_ci95=(corrected.low, corrected.high) if len(curves) > 1 else None,
         groups=groups,

@@ -327,8 +327,9 @@ def _create_on_disk(path: str, data: bytes) -> None:
     try:
         with file:
             file.write(data)
-    except OSError:  # a full disk, for example: the empty file would be taken for another driver's
-        os.remove(path)
+    except BaseException:  # a full disk, for example: the empty file would be taken for another driver's
+        with contextlib.suppress(OSError):
+            os.remove(path)
         raise
 
 

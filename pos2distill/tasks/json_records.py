@@ -26,6 +26,9 @@ _CHUNK_BYTES = 64 << 10  # how much of an array is read at a time
 _MAX_NESTED = 5_000  # brackets that a chunk opens and does not close; ijson's time is quadratic in the depth
 
 
+_MAX_DEPTH = 500  # of a record; messages repeat parts of it, which takes a call of a function for each level
+
+
 class _UnpairedSurrogateError(Exception):
     """The next bytes of the file are an escaped unpaired surrogate."""
 
@@ -65,7 +68,7 @@ def array_records(file: IO[bytes], url: str) -> Iterator[tuple[str, dict[str, An
         values = ijson.items(ijson.from_iter(_checked_chunks(file)), "item", map_type=_JsonObject, use_float=True)
         for number, value in enumerate(values, start=1):
             location = f"{url}, record {number}"
-            _reject_repeated_names(value, location)
+            _check_array_record(value, location)
             yield f"record {number}", _object(value, location)
     except _UnpairedSurrogateError:
         raise UserError(f"{url}, record {number + 1}: {_UNPAIRED_MESSAGE}") from None
@@ -141,17 +144,25 @@ def _how_to_correct(error: json.JSONDecodeError) -> str:
     return "; is the line cut off?" if is_cut else ""
 
 
-def _reject_repeated_names(value: Any, location: str) -> None:
-    """As `_object_of_pairs` does for a line, at any depth: more levels than Python lets a function call itself."""
-    unseen = [value]
-    while unseen:
-        part = unseen.pop()
-        if isinstance(part, _JsonObject):
-            if part.repeated is not None:
-                raise UserError(f"{location}, {part.repeated}: given twice")
-            unseen += part.values()
-        elif isinstance(part, list):
-            unseen += part
+def _check_array_record(value: Any, location: str) -> None:
+    """Reject a name that occurs twice in an object, at any depth, as `_object_of_pairs` does for a line; and nesting.
+
+    Level by level, since Python's own functions do not go as deep as ijson.
+    """
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        below: list[Any] = []
+        for part in level:
+            if isinstance(part, _JsonObject):
+                if part.repeated is not None:
+                    raise UserError(f"{location}, {part.repeated}: given twice")
+                below += part.values()
+            elif isinstance(part, list):
+                below += part
+        if not below:
+            return
+        level = below
+    raise UserError(f"{location}: nested too deeply")
 
 
 def _ijson_reason(error: ijson.JSONError) -> str:

@@ -11,18 +11,26 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 
+from pos2distill.config import Study
 from pos2distill.config.data import Metric
 from pos2distill.tasks.thoughts import without_thought
 
-METRIC_DESCRIPTIONS: dict[Metric, str] = {
-    "sub_em": "sub-EM of the first line, SQuAD normalization, greedy",
-    "substring": "an answer in the whole text, lower case, greedy",
-    "em": "EM of the text after 'The answer is:', SQuAD normalization, greedy",
+_DESCRIPTIONS: dict[Metric, str] = {
+    "sub_em": "sub-EM of the first line, SQuAD normalization",
+    "substring": "an answer in the whole text, lower case",
+    "em": "EM of the text after 'The answer is:', SQuAD normalization",
 }
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _FINAL_ANSWER = re.compile(r"the answer is[:：]?\s*(.*)", re.IGNORECASE)  # the published parse (arXiv:2508.15709)
+
+
+def describe_metric(study: Study) -> str:
+    """The metric of an evaluation in words, and how answers are decoded."""
+    # A server may be told another temperature than 0.
+    is_greedy = study.model.extra_body.get("temperature", 0) == 0
+    return _DESCRIPTIONS[study.data.metric] + (", greedy" if is_greedy else ", sampled")
 
 
 def normalize(text: str) -> str:

@@ -39,8 +39,12 @@ def best(candidates: Sequence[Candidate]) -> Candidate:
 
 
 def _uniform_grid(settings: SearchSection) -> list[float]:
-    """Evenly spaced scales, of which the one nearest to 1 is left out, since 1 itself is measured in its place."""
+    """Evenly spaced scales that make `population` candidates together with 1, the unscaled model."""
+    if not settings.smallest <= 1.0 <= settings.largest:
+        beside_one: list[float] = np.linspace(settings.smallest, settings.largest, settings.population - 1).tolist()
+        return beside_one
     grid: list[float] = np.linspace(settings.smallest, settings.largest, settings.population).tolist()
+    # 1 itself takes the place of the nearest one.
     grid.remove(min(grid, key=lambda scale: abs(scale - 1.0)))
     return grid
 

@@ -73,12 +73,37 @@ def test_log_is_followed_from_the_first_loss_while_no_connection_lasts(cluster: 
     for _ in range(6):
         cluster.end(1)
         poll(follower, cluster, 10)
-    # The loss was noticed at once; from then on all is asked for, and a minute more.
-    assert cluster.since == [None, 60, 70, 80, 90, 100, 110]
+    # All since it was last seen running is asked for, and a minute more.
+    assert cluster.since == [None, 65, 75, 85, 95, 105, 115]
     poll(follower, cluster, 120)
     cluster.end(1)
     poll(follower, cluster, 5)
-    assert cluster.since[7:] == [60]  # the last one has lasted, so that only what came after it is missing
+    assert cluster.since[7:] == [65]  # the last one has lasted, so that only what came after it is missing
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+def test_log_is_followed_from_before_a_time_without_polls(
+    cluster: Cluster, follower: LogFollower, *, at_end: bool
+) -> None:
+    """The cluster does not answer for five minutes, or the laptop sleeps; then the process has exited."""
+    poll(follower, cluster, 100)
+    cluster.now += 300
+    cluster.end(1)
+    if at_end:
+        follower.finish(0)
+    else:
+        poll(follower, cluster, 5)
+    assert cluster.since == [None, 365]
+
+
+def test_log_is_not_printed_again_and_again_behind_a_proxy_that_closes_connections(
+    cluster: Cluster, follower: LogFollower
+) -> None:
+    for _ in range(4):
+        poll(follower, cluster, 100)
+        cluster.end(1)
+    poll(follower, cluster, 5)
+    assert cluster.since == [None, 65, 65, 65, 65]
 
 
 def test_log_that_ends_without_error_is_opened_again_after_a_while(cluster: Cluster, follower: LogFollower) -> None:
@@ -87,7 +112,7 @@ def test_log_that_ends_without_error_is_opened_again_after_a_while(cluster: Clus
     poll(follower, cluster, 15)
     assert cluster.since == [None]
     poll(follower, cluster, 5)
-    assert cluster.since == [None, 75]
+    assert cluster.since == [None, 80]
 
 
 def test_log_of_the_next_attempt_is_followed_from_its_beginning(cluster: Cluster, follower: LogFollower) -> None:
@@ -102,9 +127,9 @@ def test_finish_prints_the_whole_log_of_a_job_that_was_never_seen_running(
     cluster: Cluster, follower: LogFollower
 ) -> None:
     """The cluster did not answer from its start to its end."""
-    follower.finish(has_run=False)
+    follower.finish(None)
     assert cluster.since == []
-    follower.finish(has_run=True)
+    follower.finish(0)
     assert cluster.since == [None]
     assert cluster.started[0][0].waited
 
@@ -112,12 +137,29 @@ def test_finish_prints_the_whole_log_of_a_job_that_was_never_seen_running(
 def test_finish_prints_what_came_after_a_loss(cluster: Cluster, follower: LogFollower) -> None:
     poll(follower, cluster, 10)
     cluster.end(1)
-    follower.finish(has_run=True)
-    assert cluster.since == [None, 60]
+    follower.finish(0)
+    assert cluster.since == [None, 65]
 
 
 def test_finish_prints_nothing_again_after_a_log_that_ended(cluster: Cluster, follower: LogFollower) -> None:
     poll(follower, cluster, 10)
     cluster.end(0)
-    follower.finish(has_run=True)
+    follower.finish(0)
     assert cluster.since == [None]
+
+
+def test_finish_prints_an_attempt_that_came_and_went_unseen(cluster: Cluster, follower: LogFollower) -> None:
+    poll(follower, cluster, 10)
+    cluster.end(0)
+    poll(follower, cluster, 300, None)
+    follower.finish(1)
+    assert cluster.since == [None, None]
+
+
+def test_finish_reopens_a_log_that_ended_long_before_the_job(cluster: Cluster, follower: LogFollower) -> None:
+    poll(follower, cluster, 10)
+    cluster.end(0)
+    follower.update(None)
+    cluster.now += 280
+    follower.finish(0)
+    assert cluster.since == [None, 345]

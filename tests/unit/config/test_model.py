@@ -38,5 +38,22 @@ def test_chat_template_kwargs_can_be_swept(load: Callable[..., Recipe]) -> None:
 def test_extra_body_cannot_replace_the_prompt(load: Callable[..., Recipe]) -> None:
     assert load("model.extra_body={max_tokens: null}").study.model.extra_body == {"max_tokens": None}
     assert "extra_body" not in load().study.model.model_dump()
-    with pytest.raises(UserError, match=r"model.extra_body: messages: is set by the evaluation; leave it out"):
-        load("model.extra_body={messages: []}")
+    for name in ("messages", "echo", "truncate_prompt_tokens"):
+        with pytest.raises(UserError, match=rf"model.extra_body: {name}: is set by the evaluation, or"):
+            load(f"model.extra_body={{{name}: 1}}")
+
+
+def test_extra_body_has_the_limit_of_the_evaluation(load: Callable[..., Recipe]) -> None:
+    server = ("model.engine=openai", "runtime.endpoint.base_url=http://127.0.0.1:1/v1", "data.train_examples=0")
+    renamed = "model.extra_body={max_tokens: null, max_completion_tokens: 50}"
+    assert load(*server, renamed, "evaluation.max_new_tokens=50").study.evaluation.max_new_tokens == 50
+    message = r"max_completion_tokens: 50, but evaluation.max_new_tokens is 40; set both to the same"
+    with pytest.raises(UserError, match=message):
+        load(*server, renamed, "evaluation.max_new_tokens=40")
+    with pytest.raises(UserError, match=r"max_tokens: is evaluation.max_new_tokens; set that, or null to leave it out"):
+        load("model.extra_body={max_tokens: 3}")
+
+
+def test_extra_body_holds_no_key(load: Callable[..., Recipe]) -> None:
+    with pytest.raises(UserError, match=r"model.extra_body.api_key: contains what looks like a secret"):
+        load("model.extra_body={api_key: a8F3k2L9x0Qw7Zt5rT6yU1}")

@@ -7,6 +7,7 @@ from pos2distill.config import (
     ModelSection,
     Recipe,
     Runtime,
+    TrainersSection,
 )
 from pos2distill.errors import UserError
 
@@ -22,7 +23,8 @@ def test_runtime_trains_with_torch_in_one_process(trainers: dict[str, Any]) -> N
     local = Runtime.model_validate({"executor": "local", **trainers})
     assert local.trainers.strategy == "torch"
     assert Runtime.model_validate(local.model_dump()) == local
-    assert Runtime.model_validate({"executor": "ray"}).trainers.strategy == "zero3"
+    assert Runtime(executor="local", trainers=TrainersSection(threads=2)).trainers.strategy == "torch"
+    assert Runtime.model_validate({"executor": "ray", **trainers}).trainers.strategy == "zero3"
 
 
 def test_trainers_max_workers_above_workers_is_valid(make_recipe: Callable[..., Recipe]) -> None:

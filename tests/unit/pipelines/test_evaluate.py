@@ -52,17 +52,23 @@ def test_evaluation_recipe_has_five_slots_or_as_many_as_there_are(
     assert recipe.study.evaluation.slots == slots
 
 
-@pytest.mark.parametrize(("gpus", "build", "on_gpu"), [(2, "", True), (2, "+cpu", False), (0, "", False)])
+@pytest.mark.parametrize(("gpus", "found", "on_gpu"), [(2, 2, True), (2, 0, False), (0, 0, False)])
 def test_evaluation_recipe_uses_a_gpu_that_torch_can_use(
-    monkeypatch: pytest.MonkeyPatch, gpus: int, build: str, *, on_gpu: bool
+    monkeypatch: pytest.MonkeyPatch, gpus: int, found: int, *, on_gpu: bool
 ) -> None:
     monkeypatch.setattr(hardware, "visible_gpus", lambda: gpus)
-    monkeypatch.setattr(hardware, "version", lambda _: f"2.13.0{build}")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: found)
     recipe = evaluation_recipe("a/base", "q.jsonl")
     assert recipe.runtime.samplers.gpus == on_gpu
     assert recipe.runtime.samplers.batch_size == (32 if on_gpu else 8)
     assert recipe.study.model.dtype == ("bfloat16" if on_gpu else ModelSection(path="m", dtype="auto").dtype)
-    assert evaluation_recipe("a/base", "q.jsonl", overrides=["runtime.samplers.gpus=0"]).runtime.samplers.gpus == 0
+    on_cpus = evaluation_recipe("a/base", "q.jsonl", overrides=["runtime.samplers.gpus=0"])
+    assert (on_cpus.runtime.samplers.gpus, on_cpus.runtime.samplers.batch_size) == (0, 8)
+    assert on_cpus.study.model.dtype == ModelSection(path="m", dtype="auto").dtype
+    on_server = evaluation_recipe("qwen", "q.jsonl", base_url="http://127.0.0.1:1/v1")
+    assert (on_server.runtime.samplers.gpus, on_server.study.model.dtype) == (0, "bfloat16")
+    on_ray = evaluation_recipe("a/base", "q.jsonl", overrides=["runtime.executor=ray", "model.dtype=float32"])
+    assert on_ray.runtime.executor == "ray"
 
 
 def test_evaluate_as_json_is_of_the_data_that_it_began_with(

@@ -214,6 +214,8 @@ def test_reason_of_is_one_line_of_what_the_cluster_says() -> None:
     traceback = "Request failed with status code 500: Traceback\n  File x\nNo available agent to submit job."
     assert client.reason_of(RuntimeError(traceback)) == "No available agent to submit job."
     assert client.reason_of(RuntimeError()) == "RuntimeError"
+    page = "Request failed with status code 502: <html>\r\n<body>Bad Gateway</body>\r\n</html>\r\n."
+    assert client.reason_of(RuntimeError(page)) == "Request failed with status code 502: <html>"
     # The advice about tokens that Ray appends is left out.
     assert client.reason_of(AuthenticationError("session\nexpired")) == "session expired"
 

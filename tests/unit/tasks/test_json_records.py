@@ -167,12 +167,20 @@ def test_read_records_rejects_a_name_that_is_given_twice(tmp_path: Path, record:
         assert str(caught.value) == f"{path}, {location}, {name}: given twice"
 
 
-@pytest.mark.parametrize("depth", [1_100, 4_000])
-def test_read_records_reads_deeply_nested_records_of_an_array(tmp_path: Path, depth: int) -> None:
-    """Deeper than Python lets a function call itself."""
+@pytest.mark.parametrize("depth", [600, 1_100, 4_000])
+def test_read_records_rejects_deeply_nested_records_of_an_array(tmp_path: Path, depth: int) -> None:
+    """Deeper than Python lets a function call itself, as messages would that repeat a value."""
     path = tmp_path / "data.json"
-    path.write_text(f'[{{"a": 1}}, {{"b": {"[" * depth}{{"c": 1, "c": 2}}{"]" * depth}}}]')
+    nested = "[" * depth + "]" * depth
+    path.write_text(f'[{{"question": {"[" * 400 + "]" * 400}}}, {{"question": {nested}}}]')
     records = read_records(str(path))
-    assert next(records) == ("record 1", {"a": 1})
-    with pytest.raises(UserError, match=r"record 2, c: given twice$"):
+    assert next(records)[0] == "record 1"
+    with pytest.raises(UserError, match=r"record 2: nested too deeply$"):
         next(records)
+
+
+def test_read_records_names_the_first_of_several_names_that_are_given_twice(tmp_path: Path) -> None:
+    path = tmp_path / "data.json"
+    path.write_text('[{"question": {"a": 1, "a": 2}, "zz": {"b": 1, "b": 2}}]')
+    with pytest.raises(UserError, match=r"record 1, a: given twice$"):
+        next(read_records(str(path)))

@@ -109,13 +109,13 @@ def test_uniform_grid_is_flat_and_spans_the_limits() -> None:
 @pytest.mark.parametrize(
     ("population", "smallest", "largest", "grid"),
     [
-        (3, 1.5, 2.0, [1.0, 1.75, 2.0]),
-        (2, 1.5, 2.0, [1.0, 2.0]),
+        (3, 1.5, 2.0, [1.0, 1.5, 2.0]),
+        (2, 1.5, 2.0, [1.0, 1.5]),
         (4, 0.6, 1.5, [1.0, 0.6, 1.2, 1.5]),
         (3, 0.5, 1.5, [1.0, 0.5, 1.5]),
     ],
 )
-def test_uniform_grid_has_the_unscaled_model_in_place_of_the_scale_nearest_to_it(
+def test_uniform_grid_has_as_many_candidates_with_the_unscaled_model(
     population: int, smallest: float, largest: float, grid: list[float]
 ) -> None:
     settings = settings_with(
