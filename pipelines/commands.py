@@ -319,7 +319,8 @@ def _require_finished(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> No
         hint = f"; it holds {', '.join(others)}, made with other settings" if others else ""
         command = "`study` first (or `sample`)" if stage is plan.first_sample else "`study` first"
         raise UserError(
-            f"{recipe.storage}: no finished {artifact.name} of fingerprint {artifact.fingerprint}{hint}; run {command}"
+            f"{recipe.storage}: stage `{stage.name}` has not finished (fingerprint {artifact.fingerprint}){hint}; "
+            f"run {command}"
         )
 
 

@@ -62,5 +62,5 @@ def check_evaluation(gate: Gate, study: Study, evaluation: Evaluation, baseline:
         ) from None
     for each in passed:
         # On stderr what --quiet must not hide: the gate passes, and might not with more questions.
-        outcome = "passed, undecided" if each.is_undecided else "passed"
+        outcome = "not decided, which passes" if each.is_undecided else "passed"
         print(f"gate {outcome}: {each.line}", file=sys.stderr if each.is_undecided else sys.stdout)

@@ -1,7 +1,7 @@
 """The evaluation of one model as an object: its curve, a verdict, a plot, its answers."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Picture:
     """A PNG that a notebook shows."""
 
-    png: bytes = field(repr=False)
+    png: bytes
 
     def save(self, path: str | Path) -> None:
         """Write the file."""
@@ -33,7 +33,7 @@ class Picture:
         return self.png
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Evaluation:
     """One model's answers at every slot.
 
@@ -55,11 +55,14 @@ class Evaluation:
     expected: Mapping[str, Any] | None
     references: Mapping[str, Any] | None
     questions_to_see: Mapping[str, int]
-    predictions: pa.Table = field(repr=False)
-    refused: pa.Table = field(repr=False)
+    predictions: pa.Table
+    refused: pa.Table
     counts: Mapping[str, int]
     cost: float | None
     fingerprint: str
+
+    def __repr__(self) -> str:
+        return f"<Evaluation of {self.model} on {self.dataset}: mean {self.curve.mean:.3f}. {self.verdict}>"
 
     @property
     def curve(self) -> Curve:

@@ -24,23 +24,23 @@ def describe_change(before: Curve, after: Curve, paired: Mapping[str, Any]) -> s
     if nothing_before and nothing_after:
         # If both curves have a reason, the weaker one holds for both.
         reason = nothing_before if before.mean >= after.mean else nothing_after
-        return f"{_capitalise(reason)}, before or after distillation ({_questions(before)}), so the GAP means nothing."
-    first = f"{_capitalise(_loss(before))}{_chance(before)}; after distillation"
+        return f"{_capitalize(reason)}, before or after distillation ({_questions(before)}), so the GAP means nothing."
+    first = f"{_capitalize(_loss(before))}{_chance(before)}; after distillation,"
     if nothing_after:
         return f"{first} {nothing_after}, so the GAP means nothing. {_mean_change(before, paired)}"
     if nothing_before:
-        reason = _capitalise(nothing_before)
-        return f"{reason} before distillation; after it {_loss(after)}. {_mean_change(before, paired)}"
+        reason = _capitalize(nothing_before)
+        return f"{reason} before distillation; after it, {_loss(after)}. {_mean_change(before, paired)}"
     loss_after = f"{_loss(after, known=before)}{_gap_chance(before, after, paired)}"
     return f"{first} {loss_after}. {_best_position(before, after, paired)} {_mean_change(before, paired)}"
 
 
 def describe_curve(curve: Curve) -> str:
-    """How much the worst position loses to the best one, as a sentence."""
+    """How much lower the accuracy at the worst position is than at the best one, as a sentence."""
     reason = curve.why_gap_is_meaningless
     if reason:
-        return f"{_capitalise(reason)} ({_questions(curve)}, mean {curve.mean:.3f}), so the GAP means nothing."
-    return f"{_capitalise(_loss(curve))}{_chance(curve)}."
+        return f"{_capitalize(reason)} ({_questions(curve)}, mean {curve.mean:.3f}), so the GAP means nothing."
+    return f"{_capitalize(_loss(curve))}{_chance(curve)}."
 
 
 def _chance(curve: Curve) -> str:
@@ -57,12 +57,12 @@ def _loss(curve: Curve, known: Curve | None = None) -> str:
     worst, best = _worst(curve), _best(curve)
     points = format_points(curve.gap)
     if known is not None and known.gap and (_worst(known), _best(known)) == (worst, best):
-        return points
+        return f"{points} lower"
     position = f"position {format_slots(curve.slots[worst])}"
     # The number of documents is the same in both parts of a sentence.
     if known is None:
         position += f" of {curve.documents}"
-    return f"{position} loses {points} to position {format_slots(curve.slots[best])}"
+    return f"accuracy at {position} is {points} lower than at position {format_slots(curve.slots[best])}"
 
 
 def _gap_chance(before: Curve, after: Curve, paired: Mapping[str, Any]) -> str:
@@ -78,15 +78,15 @@ def _best_position(before: Curve, after: Curve, paired: Mapping[str, Any]) -> st
     best = _best(before)
     old, new = before.accuracy_by_slot[best], after.accuracy_by_slot[best]
     if _percent(new) == _percent(old):
-        return f"The best position keeps its accuracy of {_percent(old)} %."
+        return f"Accuracy at the best position stays at {_percent(old)} %."
     measured = f"from {_percent(old)} to {_percent(new)} %"
     low, high = paired["best_slot_change_ci95"]
     if low <= 0 <= high:
-        return f"The best position changes {measured}, which may be chance."
+        return f"Accuracy at the best position goes {measured}, which may be chance."
     change = paired["best_slot_change"]
-    verb = "loses" if change < 0 else "gains"
+    verb = "falls" if change < 0 else "rises"
     interval = f"95 % interval {100 * low:+.1f} to {100 * high:+.1f}"
-    return f"The best position {verb} {format_points(abs(change))} ({interval}; measured {measured})."
+    return f"Accuracy at the best position {verb} by {format_points(abs(change))} ({interval}; measured {measured})."
 
 
 def _mean_change(before: Curve, paired: Mapping[str, Any]) -> str:
@@ -122,6 +122,6 @@ def _percent(fraction: float) -> str:
     return f"{100 * fraction:.1f}".removesuffix(".0")
 
 
-def _capitalise(text: str) -> str:
+def _capitalize(text: str) -> str:
     # Not `capitalize`, which would change the rest to lower case.
     return text[0].upper() + text[1:]

@@ -247,7 +247,7 @@ def _hub_snapshot(model: ModelSection, patterns: list[str]) -> str:
         elif constants.HF_HUB_OFFLINE or isinstance(error.__cause__, HfHubHTTPError):
             why = _first_line(error)
         else:
-            why = f"{constants.ENDPOINT} cannot be reached ({error.__cause__}); check the network"
+            why = f"{constants.ENDPOINT} cannot be reached ({error.__cause__}); check the path, or the network"
         raise TransientError(f"{unavailable}: {why}") from None
     except (HfHubHTTPError, OSError) as error:
         if _is_of_the_disk(error):

@@ -245,9 +245,10 @@ def draw_distractors(example: Example, pool: Sequence[Document], count: int, see
             return replace(example, documents=(*example.documents, *drawn))
     raise UserError(
         f"{path}: only {len(drawn)} of {count} distractors can be drawn for {example.question!r} "
-        f"from the {len(pool)} gold documents on its side of the split (data.eval_fraction); "
-        f"lower the documents to {len(example.documents) + len(drawn)} (data.documents, or --documents with --model; "
-        f"evaluation.other_documents) or add records"
+        f"from the gold documents on its side of the split (data.eval_fraction; it has {len(pool)}); add records, or "
+        f"lower the documents of a prompt to {len(example.documents) + len(drawn)} (data.documents, or --documents "
+        f"with "
+        f"--model; evaluation.other_documents)"
     )
 
 
@@ -294,7 +295,7 @@ def _fit(example: Example, data: DataSection, documents: int, location: str) -> 
         raise UserError(
             f"{location}: documents: found {len(example.documents)}, but prompts of {documents} slots are asked for "
             f"(data.documents, or --documents with --model; evaluation.other_documents); set data.distractors=random, "
-            f"or lower them"
+            f"or ask for fewer"
         )
     return example
 

@@ -155,7 +155,7 @@ def test_distill_without_samples_names_what_is_there(finished: Recipe, capsys: p
     other = ("seed=7", "runtime.mode=staged")
     (line,) = rejected("distill", *SMALL, f"runtime.storage={finished.storage}", *other, capsys=capsys)
     held = artifact_of(finished, "sample").fingerprint
-    assert "no finished samples of fingerprint" in line
+    assert "stage `sample` has not finished (fingerprint " in line
     assert f"it holds {held}, made with other settings; run `study` first (or `sample`)" in line
 
 

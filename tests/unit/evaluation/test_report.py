@@ -84,7 +84,7 @@ def test_build_summary_keys_and_values(inputs: ReportInputs) -> None:
 def test_build_summary_says_how_the_study_was_made(inputs: ReportInputs) -> None:
     summary = build_summary(inputs)
     assert summary["verdict"].startswith(
-        "Position 3 of 3 loses 100 points to position 1 (which may be chance: p = 0.67); "
+        "Accuracy at position 3 of 3 is 100 points lower than at position 1 (which may be chance: p = 0.67); "
     )
     assert summary["command"] == "python run.py study tiny 'name=<b>'"
     assert summary["settings"]["seed"] == 3

@@ -358,7 +358,7 @@ def test_local_folder_names_a_hub_that_cannot_be_reached(tmp_path: Path, monkeyp
         pass  # it is closed
     expected = (
         rf"^models/mine: neither a folder nor a model that the hub provides \(model.path\): {address} cannot be "
-        r"reached \([^\n]+\); check the network$"
+        r"reached \([^\n]+\); check the path, or the network$"
     )
     with pytest.raises(TransientError, match=expected):
         local_folder(ModelSection(path="models/mine"), weights=False)

@@ -99,7 +99,7 @@ def test_evaluate_measures_a_served_model(
     summary = json.loads((storage / "evaluation" / "summary.json").read_text())
     (curve,) = summary["base"]["curves"]
     assert (curve["slots"], curve["accuracy_by_slot"]) == ([0, 1, 2, 3], [1, 0, 0, 0])
-    assert summary["base"]["verdict"] == "Position 2 of 4 loses 100 points to position 1."
+    assert summary["base"]["verdict"] == "Accuracy at position 2 of 4 is 100 points lower than at position 1."
     # Right at the first slot only, where the gold document is in 3 of 4 prompts.
     assert summary["base"]["expected"]["accuracy"] == 0.75
     words = sum(len(body["messages"][0]["content"].split()) for body in server.bodies)
@@ -107,7 +107,8 @@ def test_evaluate_measures_a_served_model(
     assert summary["base"]["counts"]["answer_tokens"] == 80
     assert summary["base"]["cost"] == pytest.approx((2 * words + 5 * 80) / 1e6)
     assert (storage / "evaluation" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
-    assert "Position 2 of 4 loses 100 points to position 1." in (storage / "evaluation" / "index.html").read_text()
+    page = (storage / "evaluation" / "index.html").read_text()
+    assert "Accuracy at position 2 of 4 is 100 points lower than at position 1." in page
     printed = capsys.readouterr().out
     assert f"tokens      {words} of prompts, 80 of answers, cost 0.01" in printed
     assert "expected    0.750 [" in printed

@@ -226,8 +226,8 @@ def test_draw_distractors_skips_documents_with_an_answer_and_repetitions() -> No
     assert drawn.documents[:2] == gold_and(own).documents
     assert set(drawn.documents[2:]) == {Document("b", "fine"), Document("c", "good")}
     message = (
-        r"^file: only 2 of 3 distractors can be drawn for 'Which\?' from the 7 gold documents on its side of the split "
-        r"\(data\.eval_fraction\); lower the documents to 4 \("
+        r"^file: only 2 of 3 distractors can be drawn for 'Which\?' from the gold documents on its side of the split "
+        r"\(data\.eval_fraction; it has 7\); add records, or lower the documents of a prompt to 4 \("
     )
     with pytest.raises(UserError, match=message):
         draw_distractors(gold_and(own), pool, 3, 0, "file")

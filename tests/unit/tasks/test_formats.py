@@ -476,7 +476,7 @@ def test_reasons_and_formats_are_all_in_the_docs() -> None:
         (
             {**GENERIC, "documents": [FOX]},
             "line 1: documents: found 1, but prompts of 2 slots are asked for (data.documents, or --documents with "
-            "--model; evaluation.other_documents); set data.distractors=random, or lower them",
+            "--model; evaluation.other_documents); set data.distractors=random, or ask for fewer",
         ),
         (
             {**GENERIC, "documents": [{**FOX, "hop": "1"}, OWL]},

@@ -256,7 +256,7 @@ def test_report_rejects_unfinished_results_by_dry_run_too(recipe: str, capsys: p
     claim_storage(resolved.storage, resolved.name)
     for options in ([], ["--dry-run"]):
         assert command_line.main(["report", recipe, *options]) == 2
-        assert f"{resolved.storage}: no finished examples of fingerprint " in capsys.readouterr().err
+        assert f"{resolved.storage}: stage `prepare` has not finished (fingerprint " in capsys.readouterr().err
         assert command_line.main(["report", recipe, "sweep.seed=[0, 1]", *options]) == 2
         assert ": 2 of 2 studies are not finished: seed=0; seed=1; run `study` again" in capsys.readouterr().err
 
@@ -310,8 +310,8 @@ def test_distill_names_samples_of_other_settings(recipe: str, capsys: pytest.Cap
     for options in ([], ["--dry-run"]):
         assert command_line.main(["distill", recipe, "runtime.mode=staged", *options]) == 2
         assert (
-            f"no finished samples of fingerprint {expected}; it holds feedfeedfeedfeed, made with other settings; "
-            "run `study` first (or `sample`)"
+            f"stage `sample` has not finished (fingerprint {expected}); it holds feedfeedfeedfeed, made with other "
+            "settings; run `study` first (or `sample`)"
         ) in capsys.readouterr().err
 
 
@@ -381,7 +381,7 @@ def test_report_without_results_makes_no_folder(
     recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command_line.main(["report", recipe, f"runtime.storage={tmp_path}/typo"]) == 2
-    assert "typo: no finished examples of fingerprint" in capsys.readouterr().err
+    assert "typo: stage `prepare` has not finished (fingerprint" in capsys.readouterr().err
     assert not (tmp_path / "typo").exists()
 
 
