@@ -27,9 +27,7 @@ def test_to_evaluation_has_a_cost_only_with_both_counts(counts: dict[str, int], 
 def test_evaluation_is_printed_in_a_line() -> None:
     study = STUDY.model_copy(update={"data": STUDY.data.model_copy(update={"documents": 3})})
     table = predictions(3, [[True, False, True]] * 2)
-    args = (table, REFUSAL_SCHEMA.empty_table(), {}, EndpointSection(), "0123456789abcdef")
-    shown = str(to_evaluation(study, "models/tiny", *args))
-    assert shown.startswith(
-        "<Evaluation of models/tiny on jsonl: mean 0.667. Accuracy at position 2 of 3 is 100 points"
-    )
+    refused = REFUSAL_SCHEMA.empty_table()
+    shown = str(to_evaluation(study, "models/tiny", table, refused, {}, EndpointSection(), "0123456789abcdef"))
+    assert shown.startswith("<Evaluation of models/tiny on d: mean 0.667. Accuracy at position 2 of 3 is 100 points")
     assert "\n" not in shown
