@@ -24,7 +24,10 @@ class EvaluationSection(Section):
         "these lengths has; `pairs` for several hops.",
     )
     max_new_tokens: int = Field(
-        100, ge=1, description="Maximum number of new tokens per answer. Default: 512 for data.prompt reasoning or coc."
+        100,
+        ge=1,
+        description="Maximum number of new tokens per answer. Default: 100; 512 for data.prompt reasoning or coc, and for "
+        "data.metric em.",
     )
     distractor_orders: int = Field(
         1,
