@@ -26,7 +26,7 @@ class EvaluationSection(Section):
     max_new_tokens: int = Field(
         100,
         ge=1,
-        description="Maximum number of new tokens per answer. Default: 100; 512 for data.prompt reasoning or coc, and for "
+        description="Maximum number of new tokens per answer. Default: 100; 512 for data.prompt reasoning or coc, or "
         "data.metric em.",
     )
     distractor_orders: int = Field(

@@ -20,7 +20,7 @@ class SamplingSection(Section):
     max_new_tokens: int = Field(
         100,
         ge=1,
-        description="Maximum number of new tokens per response. Default: 100; 512 for data.prompt reasoning or coc, and for "
+        description="Maximum number of new tokens per response. Default: 100; 512 for data.prompt reasoning or coc, or "
         "data.metric em.",
     )
     keep: Literal["correct", "all"] = Field(
