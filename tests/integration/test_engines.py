@@ -170,7 +170,7 @@ def test_vllm_engine_says_what_to_do_where_its_cache_is_too_small(toy: ModelSect
 
 
 def test_vllm_engine_says_why_vllm_refuses_its_settings(toy: ModelSection) -> None:
-    message = rf"^{toy.path}: vLLM refuses these settings \(User-specified max_model_len \(2000\) is greater than "
+    message = rf"^{toy.path}: vLLM rejects these settings \(User-specified max_model_len \(2000\) is greater than "
     with pytest.raises(UserError, match=message):
         VllmEngine.start(toy.model_copy(update={"max_length": 2000}), VllmSection(enforce_eager=True))
 
