@@ -94,7 +94,7 @@ def _add_output(command: argparse.ArgumentParser) -> None:
 def _add_submit(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     text = "run a command as a job on a running Ray cluster and follow its log; exits with the job's exit code"
     command = _add_command(commands, "submit", text, SUBMIT)
-    command.add_argument("words", nargs="+", metavar="[COMMAND] RECIPE or setting", help=WORDS_HELP)
+    command.add_argument("words", nargs="+", metavar="WORD", help=WORDS_HELP)
     command.add_argument(
         "--address",
         required=True,
@@ -119,7 +119,7 @@ def _add_cluster(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
         "words",
         nargs="*",
         default=[],
-        metavar="[COMMAND] RECIPE or setting",
+        metavar="WORD",
         help=f"{WORDS_HELP}; for the spec: spec.section.field=value",
     )
     command.add_argument(
