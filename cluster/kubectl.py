@@ -5,7 +5,7 @@ import subprocess
 import sys
 from typing import Any
 
-from pos2distill.errors import UserError
+from pos2distill.errors import UserError, collapse_whitespace
 
 # The address that kubectl tries if no cluster is configured.
 _NO_SERVER = "localhost:8080"
@@ -32,7 +32,7 @@ def kubectl(*arguments: str, text: str | None = None, time_limit: str = _TIME_LI
     lines = [line for line in result.stderr.splitlines() if line.strip()]
     # The lines before the last one are warnings and retries.
     last_line = lines[-1] if lines else f"exit code {result.returncode}"
-    message = " ".join(last_line.split())
+    message = collapse_whitespace(last_line)
     if arguments[0] == "delete" and "timed out" in message:
         raise UserError(
             f"kubectl delete: {message.removeprefix('error: ')}; something keeps the object, often a finalizer of an "
@@ -56,7 +56,7 @@ def dry_run(manifests: str) -> list[str]:
     result = _run("apply", "--dry-run=server", "--validate=strict", "--filename", "-", text=manifests)
     if result.returncode == 0:
         return []
-    lines = [" ".join(line.split()) for line in result.stderr.splitlines()]
+    lines = [collapse_whitespace(line) for line in result.stderr.splitlines()]
     rejections = [line for line in lines if line and not line.startswith("Warning:")]
     # Nothing was checked if the request itself failed.
     for line in rejections:

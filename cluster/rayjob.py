@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from pos2distill.errors import ExitCode, UserError, status_name, warn_once
+from pos2distill.errors import ExitCode, UserError, collapse_whitespace, status_name, warn_once
 from pos2distill.node_pools import DEADLINE_PASSED, GATE_FAILED, JOB_DEADLINE_VARIABLE, NOT_RETRIED, RAY_VARIABLES
 
 from .job_log import LogFollower
@@ -401,4 +401,4 @@ def _annotation(found: KubeManifest, name: str) -> str | None:
 
 
 def _one_line(text: Any) -> str:
-    return " ".join(str(text).split())[:_MESSAGE_LENGTH]
+    return collapse_whitespace(text, _MESSAGE_LENGTH)

@@ -8,7 +8,7 @@ from typing import Any
 from jsonschema import Draft202012Validator, ValidationError
 
 from pos2distill.config.yaml_reader import read_documents
-from pos2distill.errors import UserError, did_you_mean
+from pos2distill.errors import UserError, collapse_whitespace, did_you_mean
 
 from .rules.fields import RAY_API
 from .types import KubeManifest, Violation
@@ -72,7 +72,7 @@ def _read_schemas(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         documents = [json.loads(file.read_text(encoding="utf-8"))] if file.suffix == ".json" else read_documents(file)
     except (OSError, ValueError) as error:
-        raise UserError(f"{file}: cannot be read as a CRD: {' '.join(str(error).split())}") from None
+        raise UserError(f"{file}: cannot be read as a CRD: {collapse_whitespace(error)}") from None
     for document in documents:
         # `kubectl get crd A B -o json` prints a list.
         items = document.get("items") if isinstance(document, dict) else None

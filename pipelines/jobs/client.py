@@ -10,7 +10,7 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 
 from pos2distill.environment import ignore_ray_addresses
-from pos2distill.errors import UserError
+from pos2distill.errors import UserError, collapse_whitespace
 
 TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
@@ -32,7 +32,7 @@ def reason_of(error: Exception) -> str:
         # Ray 2.60 answers with the traceback of the head, whose last line says what is wrong. A proxy's page follows
         # the status code.
         text = lines[-1 if "Traceback" in lines[0] else 0]
-    return " ".join(text.split())[:_REASON_LENGTH]
+    return collapse_whitespace(text, _REASON_LENGTH)
 
 
 class _Client(JobSubmissionClient):

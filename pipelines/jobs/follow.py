@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
-from pos2distill.errors import ExitCode, UserError
+from pos2distill.errors import ExitCode, UserError, collapse_whitespace
 
 from .client import REQUEST_ERRORS, reason_of
 
@@ -98,6 +98,6 @@ def report_end(details: JobDetails) -> int:
         print(f"{job} was stopped; the same command resumes it")
         return ExitCode.STOPPED
     why = (details.message or "").partition(", last available logs")[0]  # they have been printed
-    print(f"{job} failed: {' '.join(why.split())[:300]}")
+    print(f"{job} failed: {collapse_whitespace(why, 300)}")
     # A signal, or a driver that never started, is not the user's error.
     return code if code in (ExitCode.FAILED, ExitCode.USER_ERROR) else ExitCode.FAILED

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from pos2distill.errors import UserError
+from pos2distill.errors import UserError, collapse_whitespace
 
 MAX_DEPTH = 100  # levels of nested lists and mappings; the schema of a RayJob has 32, a rendered manifest 14
 MAX_VALUES = 1_000_000  # values in a document with aliases expanded; the CRDs of KubeRay 1.7 have about 100,000
@@ -85,7 +85,7 @@ def _documents(text: str) -> Iterator[Any]:
         where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise _InvalidYaml(f"not valid YAML: {where}{error.problem or error.context}") from None
     except yaml.YAMLError as error:
-        raise _InvalidYaml(f"not valid YAML: {' '.join(str(error).split())}") from None
+        raise _InvalidYaml(f"not valid YAML: {collapse_whitespace(error)}") from None
     except _InvalidYaml:
         raise
     except _CONVERSION_ERRORS as error:

@@ -247,8 +247,7 @@ def draw_distractors(example: Example, pool: Sequence[Document], count: int, see
         f"{path}: only {len(drawn)} of {count} distractors can be drawn for {example.question!r} "
         f"from the gold documents on its side of the split (data.eval_fraction; it has {len(pool)}); add records, or "
         f"lower the documents of a prompt to {len(example.documents) + len(drawn)} (data.documents, or --documents "
-        f"with "
-        f"--model; evaluation.other_documents)"
+        f"with --model; evaluation.other_documents)"
     )
 
 

@@ -10,7 +10,7 @@ from cluster.job_log import LogFollower
 
 
 class Process:
-    """A kubectl that ends when it is told to."""
+    """A kubectl that runs until it has an exit code."""
 
     exit_code: int | None = None
     waited = False
