@@ -17,6 +17,8 @@ from .progress_reporter import ProgressSpec, RunProgress
 REFRESH_SECONDS = 0.5
 # Without a terminal. Much longer than a refresh, because every line stays in the log.
 LINE_SECONDS = 10.0
+# As long as nothing has changed, so that an hour of waiting does not fill the log.
+UNCHANGED_LINE_SECONDS = 60.0
 # Without a result for so long, and for so many times the usual time of one, the rate so far says nothing of the rest.
 STALLED_SECONDS = 600.0
 _STALLED_TIMES = 5
@@ -224,13 +226,16 @@ def show_bar(counted: Counted, finished: RefreshEvent) -> None:
 
 
 def show_lines(counted: Counted, finished: RefreshEvent) -> None:
-    """A line every few seconds until the body has finished."""
+    """A line every few seconds until the body has finished, less often while nothing changes."""
     start = last_line = time.monotonic()
+    last_shown: tuple[int, str, str] | None = None
     for figures, estimator in _refreshes(counted, finished):
         now = time.monotonic()
-        if is_quiet() or now - last_line <= LINE_SECONDS:
+        shown = figures.count, figures.note, figures.waiting_for
+        pause = UNCHANGED_LINE_SECONDS if shown == last_shown else LINE_SECONDS
+        if is_quiet() or now - last_line <= pause:
             continue
-        last_line = now
+        last_line, last_shown = now, shown
         state = estimator.describe(now)
         if figures.waiting_for:
             state = f"{figures.waiting_for}, {now - start:.0f} s so far"

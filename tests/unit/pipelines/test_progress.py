@@ -40,6 +40,7 @@ class Scripted:
 def every_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refresh every second, and a line at each."""
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "UNCHANGED_LINE_SECONDS", 0.0)
     monkeypatch.setattr(progress, "REFRESH_SECONDS", 1.0)
     monkeypatch.delenv("POS2DISTILL_QUIET", raising=False)
 
@@ -153,6 +154,22 @@ def test_lines_of_training(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         f"distill: 2 of 6 {trained}; time left unknown; {rest}, samplers 1, step 1, loss 0.5000",
         f"distill: 4 of 6 {trained}; 1.00 a second, 00:02 left; {rest}, samplers 1, step 2, loss 0.5000",
         f"distill: 6 of 6 {trained}; 1.33 a second, 00:00 left; {rest}, samplers 1, step 3, loss 0.5000",
+    ]
+
+
+def test_unchanged_line_is_repeated_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "REFRESH_SECONDS", 11.0)
+    monkeypatch.delenv("POS2DISTILL_QUIET", raising=False)
+    stage = StageProgress(done=0)
+    counted = progress.Counted("evaluate base", 6, 0, "prompts", stage.figures)
+    progress.show_lines(counted, Scripted(monkeypatch, *[nothing] * 8, lambda: stage.update(1), nothing))
+    waiting = "evaluate base: 0 of 6 prompts; loading models, then the first batch"
+    assert capsys.readouterr().err.splitlines() == [
+        f"{waiting}, 11 s so far",
+        f"{waiting}, 77 s so far",
+        "evaluate base: 1 of 6 prompts; time left unknown",
     ]
 
 
