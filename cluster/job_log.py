@@ -7,10 +7,12 @@ import time
 from .kubectl import start_log
 
 _END_SECONDS = 15.0  # how long the last lines of a log may take after the job has ended
-_WHOLE_LOG_SECONDS = 300.0  # how long a whole log may take to print
+_LONG_SECONDS = 300.0  # how long a whole log, or what was missed of it, may take to print
 # kubectl's client notices after 45 s that a connection is dead (HTTP/2's ping after 30 s, its timeout 15 s). A process
-# that lives longer has an open connection, and has printed what was missing.
-_UNNOTICED_SECONDS = 60
+# that lives longer has an open connection, and has printed what was missing. Less than a minute, after which many
+# proxies close a connection without output.
+_OPEN_SECONDS = 50
+_UNNOTICED_SECONDS = 60  # how long before its end a connection may have been dead
 
 
 class LogFollower:
@@ -55,9 +57,10 @@ class LogFollower:
         seconds = _END_SECONDS
         if self._process is None and last_attempt is not None and last_attempt > self._attempt:
             self._start_attempt(last_attempt)
-            seconds = _WHOLE_LOG_SECONDS
+            seconds = _LONG_SECONDS
         elif self._process is None and self._lost_at is not None and time.time() >= self._retry_at:
             self._start(self._lost_at)
+            seconds = _LONG_SECONDS
         if self._process:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(seconds)
@@ -77,7 +80,7 @@ class LogFollower:
             return
         self._process = None
         # One that ended soon may have printed nothing, as while a machine cannot be reached.
-        if self._lost_at is None or exit_code == 0 or self._alive_at - self._started_at > _UNNOTICED_SECONDS:
+        if self._lost_at is None or exit_code == 0 or self._alive_at - self._started_at > _OPEN_SECONDS:
             # Not the time at which the end is noticed: no poll may have come in between, in an outage or in sleep.
             self._lost_at = self._alive_at
         # A log that ends without an error usually belongs to an attempt that has just ended, which the status does not

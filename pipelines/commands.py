@@ -316,7 +316,7 @@ def _require_finished(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> No
         if artifact.is_finished:
             continue
         others = _made_with_other_settings(recipe, plan, stage)
-        hint = f"; it holds {', '.join(others)}, made with other settings" if others else ""
+        hint = f"; the storage holds {', '.join(others)}, made with other settings" if others else ""
         command = "`study` first (or `sample`)" if stage is plan.first_sample else "`study` first"
         raise UserError(
             f"{recipe.storage}: stage `{stage.name}` has not finished (fingerprint {artifact.fingerprint}){hint}; "

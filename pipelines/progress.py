@@ -17,8 +17,9 @@ from .progress_reporter import ProgressSpec, RunProgress
 REFRESH_SECONDS = 0.5
 # Without a terminal. Much longer than a refresh, because every line stays in the log.
 LINE_SECONDS = 10.0
-# As long as nothing has changed, so that an hour of waiting does not fill the log.
-UNCHANGED_LINE_SECONDS = 60.0
+# While nothing changes, so that an hour of waiting does not fill the log. Well below a minute, after which proxies, and
+# `follow`, take a connection without output for a dead one.
+UNCHANGED_LINE_SECONDS = 30.0
 # Without a result for so long, and for so many times the usual time of one, the rate so far says nothing of the rest.
 STALLED_SECONDS = 600.0
 _STALLED_TIMES = 5

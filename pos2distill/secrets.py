@@ -41,7 +41,17 @@ _SIGNATURES = ("sig", "signature", "x-amz-signature", "x-goog-signature")  # que
 # --- Names
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-_SECRET_WORDS = ("password", "passwd", "passphrase", "secret", "token", "apikey", "credential", "credentials")
+_SECRET_WORDS = (
+    "password",
+    "passwd",
+    "passphrase",
+    "secret",
+    "token",
+    "apikey",
+    "credential",
+    "credentials",
+    "authorization",
+)
 _SHORT_WORDS = ("pwd", "pat", "pass", "dsn", "key")  # secrets at the end of a name only
 _PLAIN_KEYS = ("public", "primary", "foreign", "partition", "sort", "cache")  # keys that are not secrets
 # What follows the word in names of something else: TOKEN_FILE, SECRET_NAME, TOKEN_TIMEOUT.

@@ -42,7 +42,10 @@ def evaluation_recipe(
     """
     samplers: dict[str, Any]
     if base_url is not None:
-        engine, dtype = "openai", "bfloat16"  # the precision is the server's; the same name on every machine
+        engine, dtype = (
+            "openai",
+            "bfloat16",
+        )  # the precision is the server's; fingerprints are the same on every machine
         # Larger than the number of requests at a time, so that few of them wait for the last of a batch.
         samplers = {"batch_size": 64}
     elif override_value(overrides, "runtime.samplers.gpus") != 0 and hardware.torch_has_gpu():
@@ -59,8 +62,7 @@ def evaluation_recipe(
         # No question is kept for training.
         "data": {"format": "jsonl", "path": data, "train_examples": 0, "eval_examples": examples, "eval_fraction": 1},
         "method": {"k": 1},  # unused; the default would need five documents
-        # The strategy is unused too; the default of executor ray would not accept every precision.
-        "runtime": {"executor": "local", "samplers": samplers, "trainers": {"strategy": "torch"}},
+        "runtime": {"executor": "local", "samplers": samplers},
     }
     if documents is not None:
         raw["data"]["documents"] = documents

@@ -27,7 +27,7 @@ def looks_like_hub_name(path: str) -> bool:
 
 
 # Fields of a request that carry the prompt, cut it, or add to the answer that is judged.
-_SENT_FIELDS = ("model", "messages", "prompt", "stream", "n", "best_of", "echo", "suffix", "truncate_prompt_tokens")
+_RESERVED_FIELDS = ("model", "messages", "prompt", "stream", "n", "best_of", "echo", "suffix", "truncate_prompt_tokens")
 
 
 class ModelSection(Section):
@@ -74,7 +74,8 @@ class ModelSection(Section):
         HashableMapping(),
         exclude_if=lambda fields: not fields,
         description="Additional fields of each request of engine `openai`. They replace those of the same name; null "
-        "leaves one out, for example {max_tokens: null, temperature: null, max_completion_tokens: 4000}.",
+        "leaves one out, for example {max_tokens: null, temperature: null, max_completion_tokens: 4000} with "
+        "evaluation.max_new_tokens 4000.",
     )
     max_length: int | None = Field(
         None, gt=0, description="Maximum context length in tokens. Default: from the model's config."
@@ -89,7 +90,7 @@ class ModelSection(Section):
     @field_validator("extra_body")
     @classmethod
     def _leaves_prompt_and_answer(cls, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-        for name in _SENT_FIELDS:
+        for name in _RESERVED_FIELDS:
             if name in fields:
                 raise ValueError(f"{name}: is set by the evaluation, or would change what is judged; leave it out")
         if fields.get("max_tokens") is not None:

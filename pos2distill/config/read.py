@@ -5,6 +5,7 @@ Parsing imports no torch, ray or vllm.
 
 import copy
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,6 +127,10 @@ def read_sections(path: Path, sections: str) -> dict[str, Any]:
     return raw
 
 
+# Settings whose content is sent to a server, and with an index those of a sweep.
+_SENT_TO_SERVER = re.compile(r"\bmodel\.(extra_body|chat_template_kwargs)[.\[]")
+
+
 def reject_secrets(raw: Any, source: Path | str, overridden: Sequence[str], remedy: str, *, prefix: str = "") -> None:
     """Reject settings that contain a secret, such as a URL with a password, before any message repeats them.
 
@@ -137,27 +142,27 @@ def reject_secrets(raw: Any, source: Path | str, overridden: Sequence[str], reme
         remedy: where secrets belong, for the message.
         prefix: what stood before the names in `overridden` as they were typed, for the message.
     """
-    for dotted, text in _strings_in(raw, ""):
-        # Names of settings are known to hold none, but those of fields that another program understands may.
-        is_named = ".extra_body." in dotted and holds_secret(dotted.rpartition(".")[2], text)
-        if is_named or looks_secret(text):
+    for dotted, text, is_key in _strings_in(raw, ""):
+        # The names of settings say that they hold none, but a server's fields may be named like secrets.
+        is_sent = not is_key and _SENT_TO_SERVER.search(dotted)
+        if looks_secret(text) or (is_sent and holds_secret(dotted.rpartition(".")[2], text)):
             is_override = any(is_within(dotted, name) for name in overridden)
             where = f"command line: {prefix}" if is_override else f"{source}: "
             raise UserError(f"{where}{mask_secrets(dotted)}: contains what looks like a secret; {remedy}")
 
 
-def _strings_in(value: Any, dotted: str) -> Iterator[tuple[str, str]]:
-    """All strings in raw sections, with their dotted names. Keys are strings, too."""
+def _strings_in(value: Any, dotted: str) -> Iterator[tuple[str, str, bool]]:
+    """All strings in raw sections, values and keys: each with its dotted name, and whether it is a key."""
     if isinstance(value, dict):
         for key, inner in value.items():
             name = f"{dotted}.{key}" if dotted else str(key)
-            yield name, str(key)
+            yield name, str(key), True
             yield from _strings_in(inner, name)
     elif isinstance(value, list):
         for index, inner in enumerate(value):
             yield from _strings_in(inner, f"{dotted}[{index}]")
     elif isinstance(value, str):
-        yield dotted, value
+        yield dotted, value, False
 
 
 def reject_filled_in(raw: Mapping[str, Any], file: Path | str, overridden: Sequence[str]) -> None:

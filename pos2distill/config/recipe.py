@@ -82,8 +82,9 @@ class Recipe(Section):
     def _zero3_keeps_the_models_precision(self) -> "Recipe":
         """ZeRO-3 computes with, and exports, weights of the training's precision; torch keeps those of the model."""
         study = self.study
-        rounded = study.model.dtype == "float32" and study.training.precision == "bfloat16"
-        if self.runtime.trainers.strategy == "zero3" and rounded:
+        is_rounded = study.model.dtype == "float32" and study.training.precision == "bfloat16"
+        # A recipe without training examples only evaluates.
+        if self.runtime.trainers.strategy == "zero3" and is_rounded and study.data.train_examples:
             raise ValueError(
                 "training.precision: zero3 would round the float32 weights of model.dtype to bfloat16; "
                 "set both to the same"

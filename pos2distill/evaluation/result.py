@@ -1,7 +1,7 @@
 """The evaluation of one model as an object: its curve, a verdict, a plot, its answers."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Picture:
     """A PNG that a notebook shows."""
 
-    png: bytes
+    png: bytes = field(repr=False)
 
     def save(self, path: str | Path) -> None:
         """Write the file."""

@@ -12,8 +12,8 @@ def describe_change(before: Curve, after: Curve, paired: Mapping[str, Any]) -> s
     """How distillation changed the position bias, the best position and the mean, as one paragraph.
 
     It calls a change of the mean or of the best position real only if the paired interval excludes 0; the best position
-    is chosen by some questions and its change is measured on others. Losses between positions are differences of
-    measured accuracies, and the same answers choose the best one, so with few questions they are too large. The
+    is chosen by some questions and its change is measured on others. The differences between positions are those
+    of measured accuracies, and the same answers choose the best one, so with few questions they are too large. The
     paragraph says so if the test of position does not reject chance, or the interval of the corrected GAP's change
     includes 0.
 
@@ -25,14 +25,14 @@ def describe_change(before: Curve, after: Curve, paired: Mapping[str, Any]) -> s
         # If both curves have a reason, the weaker one holds for both.
         reason = nothing_before if before.mean >= after.mean else nothing_after
         return f"{_capitalize(reason)}, before or after distillation ({_questions(before)}), so the GAP means nothing."
-    first = f"{_capitalize(_loss(before))}{_chance(before)}; after distillation,"
+    first = f"{_capitalize(_difference(before))}{_chance(before)}; after distillation,"
     if nothing_after:
         return f"{first} {nothing_after}, so the GAP means nothing. {_mean_change(before, paired)}"
     if nothing_before:
         reason = _capitalize(nothing_before)
-        return f"{reason} before distillation; after it, {_loss(after)}. {_mean_change(before, paired)}"
-    loss_after = f"{_loss(after, known=before)}{_gap_chance(before, after, paired)}"
-    return f"{first} {loss_after}. {_best_position(before, after, paired)} {_mean_change(before, paired)}"
+        return f"{reason} before distillation; after it, {_difference(after)}. {_mean_change(before, paired)}"
+    difference_after = f"{_difference(after, known=before)}{_gap_chance(before, after, paired)}"
+    return f"{first} {difference_after}. {_best_position(before, after, paired)} {_mean_change(before, paired)}"
 
 
 def describe_curve(curve: Curve) -> str:
@@ -40,7 +40,7 @@ def describe_curve(curve: Curve) -> str:
     reason = curve.why_gap_is_meaningless
     if reason:
         return f"{_capitalize(reason)} ({_questions(curve)}, mean {curve.mean:.3f}), so the GAP means nothing."
-    return f"{_capitalize(_loss(curve))}{_chance(curve)}."
+    return f"{_capitalize(_difference(curve))}{_chance(curve)}."
 
 
 def _chance(curve: Curve) -> str:
@@ -50,8 +50,8 @@ def _chance(curve: Curve) -> str:
     return f" (which may be chance: p = {curve.position_p:.2g})"
 
 
-def _loss(curve: Curve, known: Curve | None = None) -> str:
-    """The loss of the worst position. known: a curve whose loss the same sentence has already named."""
+def _difference(curve: Curve, known: Curve | None = None) -> str:
+    """How much lower the worst position is than the best. known: a curve of which the same sentence already says so."""
     if not curve.gap:
         return f"all {len(curve.slots)} positions of {curve.documents} have the same accuracy"
     worst, best = _worst(curve), _best(curve)

@@ -24,8 +24,6 @@ _ESCAPE = re.compile(
 )
 _CHUNK_BYTES = 64 << 10  # how much of an array is read at a time
 _MAX_NESTED = 5_000  # brackets that a chunk opens and does not close; ijson's time is quadratic in the depth
-
-
 _MAX_DEPTH = 500  # of a record; messages repeat parts of it, which takes a call of a function for each level
 
 

@@ -29,7 +29,7 @@ _FINAL_ANSWER = re.compile(r"the answer is[:：]?\s*(.*)", re.IGNORECASE)  # the
 def describe_metric(study: Study) -> str:
     """The metric of an evaluation in words, and how answers are decoded."""
     # Requests to a server can have another temperature than 0.
-    is_greedy = study.model.extra_body.get("temperature", 0) == 0
+    is_greedy = study.model.engine != "openai" or study.model.extra_body.get("temperature", 0) == 0
     return _DESCRIPTIONS[study.data.metric] + (", greedy" if is_greedy else ", sampled")
 
 

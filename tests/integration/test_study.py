@@ -156,7 +156,7 @@ def test_distill_without_samples_names_what_is_there(finished: Recipe, capsys: p
     (line,) = rejected("distill", *SMALL, f"runtime.storage={finished.storage}", *other, capsys=capsys)
     held = artifact_of(finished, "sample").fingerprint
     assert "stage `sample` has not finished (fingerprint " in line
-    assert f"it holds {held}, made with other settings; run `study` first (or `sample`)" in line
+    assert f"the storage holds {held}, made with other settings; run `study` first (or `sample`)" in line
 
 
 def test_study_without_kept_samples_prints_one_line_and_writes_no_checkpoint(

@@ -96,11 +96,12 @@ def test_log_is_followed_from_before_a_time_without_polls(
     assert cluster.since == [None, 365]
 
 
+@pytest.mark.parametrize("lifetime", [60, 65, 100])
 def test_log_is_not_printed_again_and_again_behind_a_proxy_that_closes_connections(
-    cluster: Cluster, follower: LogFollower
+    cluster: Cluster, follower: LogFollower, lifetime: int
 ) -> None:
     for _ in range(4):
-        poll(follower, cluster, 100)
+        poll(follower, cluster, lifetime)
         cluster.end(1)
     poll(follower, cluster, 5)
     assert cluster.since == [None, 65, 65, 65, 65]

@@ -509,6 +509,27 @@ def test_submit_prints_the_logs_of_retries(
     assert ["--since=" in words[-1] for words in followed] == [False, True, False]
 
 
+@pytest.mark.parametrize(
+    ("end", "logs"),
+    [
+        (job("Complete", jobStatus="SUCCEEDED", failed=1), 2),  # the second attempt
+        (job("Failed", jobStatus="FAILED", failed=2), 2),
+        (job("Failed", jobStatus="FAILED", failed=1), 1),  # the first attempt, which has been followed
+    ],
+)
+def test_submit_prints_the_log_of_an_attempt_that_no_poll_saw(
+    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str], end: Reply, logs: int
+) -> None:
+    replies = {
+        "get rayjob": [NONE, *[RUNNING] * 8, end],
+        "logs": [{"out": "first try\n"}, {"out": "second try\n"}],
+    }
+    calls = kubectl(replies)
+    command_line.main(["cluster", "submit", *WORDS])
+    assert [words[0] for words, _ in calls()].count("logs") == logs
+    assert ("second try" in capfd.readouterr().out) == (logs == 2)
+
+
 def test_submit_reads_the_end_of_a_log_that_is_not_utf_8(
     kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

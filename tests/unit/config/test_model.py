@@ -1,4 +1,6 @@
+import json
 import pickle
+import re
 from collections.abc import Callable
 
 import pytest
@@ -54,6 +56,20 @@ def test_extra_body_has_the_limit_of_the_evaluation(load: Callable[..., Recipe])
         load("model.extra_body={max_tokens: 3}")
 
 
-def test_extra_body_holds_no_key(load: Callable[..., Recipe]) -> None:
-    with pytest.raises(UserError, match=r"model.extra_body.api_key: contains what looks like a secret"):
-        load("model.extra_body={api_key: a8F3k2L9x0Qw7Zt5rT6yU1}")
+@pytest.mark.parametrize(
+    ("setting", "place"),
+    [
+        ("model.extra_body={api_key: hunter2}", "model.extra_body.api_key"),
+        ("model.extra_body={headers: {Authorization: hunter2}}", "model.extra_body.headers.Authorization"),
+        ("model.chat_template_kwargs={api_key: hunter2}", "model.chat_template_kwargs.api_key"),
+        ("sweep.model.extra_body=[{}, {api_key: hunter2}]", "sweep.model.extra_body[1].api_key"),
+    ],
+)
+def test_what_is_sent_to_a_server_holds_no_key(load: Callable[..., Recipe], setting: str, place: str) -> None:
+    with pytest.raises(UserError, match=rf"{re.escape(place)}: contains what looks like a secret"):
+        load(setting)
+
+
+def test_extra_body_takes_fields_of_tokens(load: Callable[..., Recipe]) -> None:
+    fields = {"stop_token_ids": [1], "return_token_ids": True, "thinking_token_budget": 100, "bos_token": None}
+    assert load(f"model.extra_body={json.dumps(fields)}").study.model.extra_body == {**fields, "stop_token_ids": (1,)}

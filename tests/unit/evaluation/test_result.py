@@ -1,7 +1,7 @@
 import pytest
 
 from pos2distill.config import EndpointSection
-from pos2distill.evaluation.result import to_evaluation
+from pos2distill.evaluation.result import Picture, to_evaluation
 from pos2distill.records import REFUSAL_SCHEMA
 from tests.support.predictions import predictions
 from tests.support.reports import STUDY
@@ -22,6 +22,10 @@ def test_to_evaluation_has_a_cost_only_with_both_counts(counts: dict[str, int], 
     table = predictions(3, [[True, False, True]] * 2)
     refused = REFUSAL_SCHEMA.empty_table()
     assert to_evaluation(study, "models/tiny", table, refused, counts, prices, "0123456789abcdef").cost == cost
+
+
+def test_picture_is_printed_without_its_bytes() -> None:
+    assert repr(Picture(b"PNG" * 1000)) == "Picture()"
 
 
 def test_evaluation_is_printed_in_a_line() -> None:

@@ -52,6 +52,12 @@ def test_evaluation_recipe_has_five_slots_or_as_many_as_there_are(
     assert recipe.study.evaluation.slots == slots
 
 
+@pytest.mark.parametrize("dtype", ["float32", "auto"])
+def test_evaluation_recipe_runs_on_ray_with_any_precision_and_workers_that_it_ignores(dtype: str) -> None:
+    overrides = ["runtime.executor=ray", "runtime.trainers={workers: 4}", f"model.dtype={dtype}"]
+    assert evaluation_recipe("a/base", "q.jsonl", overrides=overrides).runtime.trainers.workers == 4
+
+
 @pytest.mark.parametrize(("gpus", "found", "on_gpu"), [(2, 2, True), (2, 0, False), (0, 0, False)])
 def test_evaluation_recipe_uses_a_gpu_that_torch_can_use(
     monkeypatch: pytest.MonkeyPatch, gpus: int, found: int, *, on_gpu: bool

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipelines import progress
+from pipelines.jobs import follow
 from pipelines.progress import RateEstimator, StageProgress, show_progress, show_stage
 from pipelines.progress_reporter import ProgressReporter
 from pipelines.stages import distill
@@ -157,18 +158,23 @@ def test_lines_of_training(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     ]
 
 
-def test_unchanged_line_is_repeated_once_a_minute(
+def test_unchanged_line_keeps_the_log_of_a_job_open() -> None:
+    """A connection without lines for longer is taken for a dead one."""
+    assert progress.UNCHANGED_LINE_SECONDS + progress.REFRESH_SECONDS < follow._QUIET_SECONDS / 1.5
+
+
+def test_unchanged_line_is_repeated_every_half_minute(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "REFRESH_SECONDS", 11.0)
     monkeypatch.delenv("POS2DISTILL_QUIET", raising=False)
     stage = StageProgress(done=0)
     counted = progress.Counted("evaluate base", 6, 0, "prompts", stage.figures)
-    progress.show_lines(counted, Scripted(monkeypatch, *[nothing] * 8, lambda: stage.update(1), nothing))
+    progress.show_lines(counted, Scripted(monkeypatch, *[nothing] * 5, lambda: stage.update(1), nothing))
     waiting = "evaluate base: 0 of 6 prompts; loading models, then the first batch"
     assert capsys.readouterr().err.splitlines() == [
         f"{waiting}, 11 s so far",
-        f"{waiting}, 77 s so far",
+        f"{waiting}, 44 s so far",
         "evaluate base: 1 of 6 prompts; time left unknown",
     ]
 

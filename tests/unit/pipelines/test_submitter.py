@@ -204,6 +204,16 @@ def test_stop_at_stops_a_job_that_a_new_head_runs_again(
     ended.set()
 
 
+def test_failures_are_printed_again_after_a_success(capsys: pytest.CaptureFixture[str]) -> None:
+    failures = submitter._Failures(JOB)
+    for reason in ("no answer", "no answer", None, "no answer"):
+        if reason is None:
+            failures.end()
+        else:
+            failures.show(UserError(reason))
+    assert capsys.readouterr().out.splitlines() == [f"{JOB}: no answer; trying again"] * 2
+
+
 def test_main_outlives_requests_that_are_refused(dashboard: Dashboard) -> None:
     dashboard.refusals = 2
     assert submitter.main() == 0

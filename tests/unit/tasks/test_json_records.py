@@ -179,7 +179,7 @@ def test_read_records_rejects_deeply_nested_records_of_an_array(tmp_path: Path, 
         next(records)
 
 
-def test_read_records_names_the_first_of_several_names_that_are_given_twice(tmp_path: Path) -> None:
+def test_read_records_names_one_of_several_names_that_are_given_twice(tmp_path: Path) -> None:
     path = tmp_path / "data.json"
     path.write_text('[{"question": {"a": 1, "a": 2}, "zz": {"b": 1, "b": 2}}]')
     with pytest.raises(UserError, match=r"record 1, a: given twice$"):

@@ -1,9 +1,11 @@
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
+from pos2distill.config import ModelSection
 from pos2distill.tasks.metrics import (
     compared_text,
+    describe_metric,
     exact_match,
     f1,
     first_line,
@@ -12,6 +14,23 @@ from pos2distill.tasks.metrics import (
     score,
     sub_exact_match,
 )
+from tests.support.reports import STUDY
+
+
+@pytest.mark.parametrize(
+    ("settings", "decoding"),
+    [
+        ({"engine": "hf"}, "greedy"),
+        ({"engine": "hf", "extra_body": {"temperature": 1}}, "greedy"),  # which is not sent
+        ({"engine": "openai", "extra_body": {"temperature": 1}}, "sampled"),
+        ({"engine": "openai", "extra_body": {"temperature": None}}, "sampled"),
+        ({"engine": "openai", "extra_body": {"temperature": 0}}, "greedy"),
+        ({"engine": "openai"}, "greedy"),
+    ],
+)
+def test_describe_metric_says_how_answers_are_decoded(settings: dict[str, Any], decoding: str) -> None:
+    study = STUDY.model_copy(update={"model": ModelSection.model_validate({"path": "m", **settings})})
+    assert describe_metric(study) == f"sub-EM of the first line, SQuAD normalization, {decoding}"
 
 
 @pytest.mark.parametrize(

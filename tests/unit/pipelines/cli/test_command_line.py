@@ -310,7 +310,7 @@ def test_distill_names_samples_of_other_settings(recipe: str, capsys: pytest.Cap
     for options in ([], ["--dry-run"]):
         assert command_line.main(["distill", recipe, "runtime.mode=staged", *options]) == 2
         assert (
-            f"stage `sample` has not finished (fingerprint {expected}); it holds feedfeedfeedfeed, made with other "
+            f"stage `sample` has not finished (fingerprint {expected}); the storage holds feedfeedfeedfeed, made with other "
             "settings; run `study` first (or `sample`)"
         ) in capsys.readouterr().err
 
