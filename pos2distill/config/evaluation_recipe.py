@@ -42,10 +42,8 @@ def evaluation_recipe(
     """
     samplers: dict[str, Any]
     if base_url is not None:
-        engine, dtype = (
-            "openai",
-            "bfloat16",
-        )  # the precision is the server's; fingerprints are the same on every machine
+        # The precision is the server's. Not `auto`, so that fingerprints are the same on every machine.
+        engine, dtype = "openai", "bfloat16"
         # Larger than the number of requests at a time, so that few of them wait for the last of a batch.
         samplers = {"batch_size": 64}
     elif override_value(overrides, "runtime.samplers.gpus") != 0 and hardware.torch_has_gpu():

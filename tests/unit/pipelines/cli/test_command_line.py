@@ -310,8 +310,8 @@ def test_distill_names_samples_of_other_settings(recipe: str, capsys: pytest.Cap
     for options in ([], ["--dry-run"]):
         assert command_line.main(["distill", recipe, "runtime.mode=staged", *options]) == 2
         assert (
-            f"stage `sample` has not finished (fingerprint {expected}); the storage holds feedfeedfeedfeed, made with other "
-            "settings; run `study` first (or `sample`)"
+            f"stage `sample` has not finished (fingerprint {expected}); the storage holds feedfeedfeedfeed, made with "
+            "other settings; run `study` first (or `sample`)"
         ) in capsys.readouterr().err
 
 
