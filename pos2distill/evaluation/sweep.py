@@ -115,6 +115,28 @@ def estimate(
     return Estimate(mean, max(mean + low, bounds[0]), min(mean + high, bounds[1]))
 
 
+def estimate_gap(
+    gaps: Sequence[float], intervals: Sequence[Interval], corrected: Sequence[float], *, shared: float
+) -> tuple[Estimate, Estimate]:
+    """The mean GAP and the mean corrected GAP of the seeds, each with a 95 % interval.
+
+    Noise raises the GAP of every seed, and more seeds do not change that. So its interval begins where that of the
+    corrected GAP does, unless its own begins lower.
+
+    Args:
+        gaps: the GAP of each seed.
+        intervals: the interval of each seed's GAP over its questions. It serves for the corrected GAP too, which
+            estimates the same quantity.
+        corrected: the corrected GAP of each seed.
+        shared: as in `estimate`.
+    """
+    gap = estimate(gaps, intervals, shared=shared)
+    gap_corrected = estimate(corrected, intervals, shared=shared, bounds=_CHANGE)
+    if len(gaps) > 1:
+        gap = replace(gap, low=min(gap.low, max(gap_corrected.low, 0.0)))
+    return gap, gap_corrected
+
+
 def shared_fraction(questions: Sequence[frozenset[str]]) -> float:
     """The fraction of its questions that a seed shares with another one: the mean over pairs of seeds.
 
@@ -304,11 +326,9 @@ def _estimate_model(curves: Sequence[Curve], shared: float) -> ModelEstimates:
     for name in curves[0].by_group:
         accuracies = [curve.by_group[name] for curve in curves]
         groups[name] = over_seeds(accuracies, [curve.by_group_ci95[name] for curve in curves])
-    # Both GAPs estimate the same quantity, so the questions' part of the interval is the same.
-    corrected = over_seeds([curve.gap_corrected for curve in curves], gap_intervals, bounds=_CHANGE)
-    gap = over_seeds([curve.gap for curve in curves], gap_intervals)
-    # A study's lower end allows for the upward bias of its GAP, which does not shrink with more seeds.
-    gap = replace(gap, low=min(gap.low, float(np.mean([low for low, _ in gap_intervals]))))
+    gap, corrected = estimate_gap(
+        [curve.gap for curve in curves], gap_intervals, [curve.gap_corrected for curve in curves], shared=shared
+    )
     return ModelEstimates(
         mean=over_seeds([curve.mean for curve in curves], [curve.ci95 for curve in curves]),
         gap=gap,

@@ -13,6 +13,7 @@ from pos2distill.evaluation.sweep import (
     CellResult,
     Estimate,
     estimate,
+    estimate_gap,
     render_sweep,
     shared_fraction,
     summarize_sweep,
@@ -78,6 +79,23 @@ def test_estimate_of_equal_seeds_is_no_surer_than_their_questions(shared: float,
     """Seeds of a model that is nearly always right are often equal by chance: .25 * sqrt((1 + shared) / 2)."""
     found = estimate([0.5, 0.5], [(0.25, 0.75)] * 2, shared=shared)
     assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5 - margin, 0.5 + margin))
+
+
+def test_estimate_gap_of_a_flat_model_begins_at_0_with_any_number_of_seeds() -> None:
+    """Noise raises every GAP to about .1, so that its own interval would begin far above 0."""
+    gaps, corrected = [0.09, 0.1, 0.11] * 4, [-0.02, 0.0, 0.02] * 4
+    intervals = [(0.0, 0.15)] * 12
+    assert estimate(gaps, intervals, shared=0.0).low > 0.05
+    gap, gap_corrected = estimate_gap(gaps, intervals, corrected, shared=0.0)
+    assert (gap.value, gap.low) == (pytest.approx(0.1), 0.0)
+    assert gap_corrected.low < 0 < gap_corrected.high
+
+
+def test_estimate_gap_of_a_biased_model_begins_where_the_corrected_one_does() -> None:
+    """Also if no seed alone has enough questions to show the bias."""
+    gap, corrected = estimate_gap([0.2] * 10, [(0.0, 0.3)] * 10, [0.17] * 10, shared=0.0)
+    assert gap.low == corrected.low == pytest.approx(0.17 - 0.17 / 10**0.5)
+    assert estimate_gap([0.2], [(0.0, 0.3)], [0.17], shared=1.0)[0] == Estimate(0.2, 0.0, 0.3)
 
 
 @pytest.mark.parametrize("shared", [1.0, 0.0])
