@@ -16,7 +16,7 @@ from pos2distill.training.batches import Batch, BatchCollector
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.ledger import SampleLedger
 from pos2distill.training.progress import TrainingProgress
-from pos2distill.training.sources import WAITING, StreamReader, samples_left
+from pos2distill.training.sources import StreamReader, samples_left
 
 
 class BatchLoader:
@@ -68,12 +68,12 @@ class BatchLoader:
     def _batches_of_epoch(self, epoch: int, done_N: npt.NDArray[np.bool_]) -> Iterator[Batch]:
         """Collect samples until they fill a batch; the last batch takes what is left."""
         collected = BatchCollector(epoch, self.study, done_N, self.ledger.selection)
-        for arrival in samples_left(self.ledger, self.study, epoch, done_N, self.open_stream):
+        for samples in samples_left(self.ledger, self.study, epoch, done_N, self.open_stream):
             # Passed on, since a request to stop must not wait until sampling has filled a batch.
-            if arrival is WAITING:
+            if not samples:
                 yield collected.empty_batch()
                 continue
-            for indexed in arrival:
+            for indexed in samples:
                 collected.add(indexed)
                 if collected.is_full:
                     yield collected.batch()

@@ -1,9 +1,12 @@
 """Where an epoch's samples come from. Each source gives every sample that is left of an epoch exactly once.
 
     store complete                       `from_store`: from the store, in the epoch's order
-    first epoch, training.order=arrival  `from_arrivals`: from the store, then from the stream as it brings them
+    first epoch, training.order=arrival  `in_stream_order`: from the store, then from the stream as it brings them
     first epoch, training.order=fixed    `in_fixed_order`: in the epoch's order; a sample that arrives early waits
     a later epoch, store incomplete      `refill`: from the store, once the stream has replaced what was lost
+
+A source yields lists of samples, and an empty list where none has come for a while. It depends only on what all ranks
+have gathered together, so that every rank gets equally many lists.
 
 Trained on are the first samples until enough of them are kept (`Selection`). Where they are still being made, one
 that arrives waits until it is certain that it is among them.
@@ -12,9 +15,8 @@ Shapes: N samples.
 """
 
 from collections.abc import Callable, Iterator
-from enum import Enum
 from itertools import chain
-from typing import Final, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,19 +32,6 @@ from pos2distill.training.rows import Sample
 WINDOW = 256
 """Samples that are read, and shuffled, together. An epoch's order does not depend on how the store is cut."""
 
-
-class Waiting(Enum):
-    """The type of `WAITING`."""
-
-    WAITING = "waiting"
-
-
-WAITING: Final = Waiting.WAITING
-"""Returned instead of samples: none has come for a while."""
-
-Arrival = list[IndexedSample] | Waiting
-"""Samples that have become available, or `WAITING`."""
-
 Bools = npt.NDArray[np.bool_]
 
 
@@ -55,7 +44,7 @@ class StreamReader(Protocol):
 
 def samples_left(
     ledger: SampleLedger, study: Study, epoch: int, done_N: Bools, open_stream: Callable[[], StreamReader]
-) -> Iterator[Arrival]:
+) -> Iterator[list[IndexedSample]]:
     """The samples that an epoch has not processed yet, from the source that the module's table names."""
     if len(ledger.selection.missing) == 0:
         return from_store(ledger, _order_left(ledger, study.seed, epoch, done_N))
@@ -65,7 +54,7 @@ def samples_left(
         return refill(ledger, stream, study.seed, epoch, done_N)
     if study.training.order == "fixed":
         return in_fixed_order(ledger, stream, done_N)
-    return from_arrivals(ledger, stream, done_N)
+    return in_stream_order(ledger, stream, done_N)
 
 
 def from_store(ledger: SampleLedger, indices: Indices) -> Iterator[list[IndexedSample]]:
@@ -76,25 +65,28 @@ def from_store(ledger: SampleLedger, indices: Indices) -> Iterator[list[IndexedS
 
 
 def refill(
-    ledger: SampleLedger, stream: Iterator[pa.Table | Waiting], seed: int, epoch: int, done_N: Bools
-) -> Iterator[Arrival]:
+    ledger: SampleLedger, stream: Iterator[pa.Table], seed: int, epoch: int, done_N: Bools
+) -> Iterator[list[IndexedSample]]:
     """A later epoch that lacks samples: a part of the store was corrupt, and the stream brings them again."""
     yield from _wait_for_end(ledger, stream)
     yield from from_store(ledger, _order_left(ledger, seed, epoch, done_N))
 
 
-def from_arrivals(ledger: SampleLedger, stream: Iterator[pa.Table | Waiting], done_N: Bools) -> Iterator[Arrival]:
+def in_stream_order(ledger: SampleLedger, stream: Iterator[pa.Table], done_N: Bools) -> Iterator[list[IndexedSample]]:
     """What the store holds at the beginning, then the stream, then what the stream left out."""
     pending = _Pending(ledger, done_N)
     yield from from_store(ledger, pending.take_stored())
     for table in stream:
-        if table is WAITING:
-            yield WAITING
+        if len(table) == 0:
+            yield []
             continue
         pending.add(ledger.add(table))
         # What has arrived can make it certain that stored samples are trained on, too.
         yield from from_store(ledger, pending.take_stored())
-        yield pending.take_arrived()
+        arrived = pending.take_arrived()
+        # No empty list where none is certain to be trained on yet: samples have come, and more may be there.
+        if arrived:
+            yield arrived
     ledger.require_all()
     # Ray Data's streaming_split(equal=True) drops rows at its end (Ray 2.60); the store holds those, too.
     yield from from_store(ledger, pending.rest())
@@ -136,7 +128,7 @@ class _Pending:
         return np.flatnonzero(self.pending_N[: self.ledger.selection.end])
 
 
-def in_fixed_order(ledger: SampleLedger, stream: Iterator[pa.Table | Waiting], done_N: Bools) -> Iterator[Arrival]:
+def in_fixed_order(ledger: SampleLedger, stream: Iterator[pa.Table], done_N: Bools) -> Iterator[list[IndexedSample]]:
     """The first epoch's order, in whichever order samples arrive."""
     is_stored_N = ledger.index.stored
     stored = chain.from_iterable(from_store(ledger, np.flatnonzero(is_stored_N & ~done_N)))
@@ -157,8 +149,8 @@ def in_fixed_order(ledger: SampleLedger, stream: Iterator[pa.Table | Waiting], d
                 left = np.arange(index, ledger.selection.end)
                 yield from from_store(ledger, left[~done_N[left]])
                 return
-            if table is WAITING:
-                yield WAITING
+            if len(table) == 0:
+                yield []
                 continue
             for indexed in ledger.add(table):
                 early[indexed.index] = indexed.sample
@@ -167,8 +159,10 @@ def in_fixed_order(ledger: SampleLedger, stream: Iterator[pa.Table | Waiting], d
     yield from _wait_for_end(ledger, stream)
 
 
-def gathered_tables(reader: StreamReader, dist: DistContext) -> Iterator[pa.Table | Waiting]:
+def gathered_tables(reader: StreamReader, dist: DistContext) -> Iterator[pa.Table]:
     """The stream's samples as all ranks together receive them, until every rank's part has ended. A collective.
+
+    A table is empty if no rank has received a sample for a while.
 
     Args:
         reader: this rank's part. Every rank gets the parts of all.
@@ -183,8 +177,7 @@ def gathered_tables(reader: StreamReader, dist: DistContext) -> Iterator[pa.Tabl
         tables = dist.all_gather_tables(part)
         if not tables:
             return
-        table = pa.concat_tables(tables)
-        yield table if len(table) > 0 else WAITING
+        yield pa.concat_tables(tables)
 
 
 def epoch_order(samples: int, seed: int, epoch: int) -> Indices:
@@ -213,8 +206,8 @@ def _order_left(ledger: SampleLedger, seed: int, epoch: int, done_N: Bools) -> I
     return order[~done_N[order]]
 
 
-def _wait_for_end(ledger: SampleLedger, stream: Iterator[pa.Table | Waiting]) -> Iterator[Waiting]:
+def _wait_for_end(ledger: SampleLedger, stream: Iterator[pa.Table]) -> Iterator[list[IndexedSample]]:
     # The ranks agree on a checkpoint or a stop while they wait.
     for _ in stream:
-        yield WAITING
+        yield []
     ledger.require_all()
