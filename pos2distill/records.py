@@ -18,6 +18,8 @@ SCHEMA_VERSION = 7
 Slots = tuple[int, ...]
 Tokens = npt.NDArray[np.int32]
 Logprobs = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 
 _METADATA = {"schema_version": str(SCHEMA_VERSION)}
 _TOKENS = pa.list_(pa.int32())

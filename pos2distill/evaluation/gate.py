@@ -17,7 +17,8 @@ from pos2distill.errors import GateError
 from pos2distill.evaluation.formatting import format_lower, format_value
 from pos2distill.evaluation.gap import questions_above
 from pos2distill.evaluation.scores import Curve, Grid, paired_difference, share_examples
-from pos2distill.evaluation.statistics import Floats, questions_needed
+from pos2distill.evaluation.statistics import questions_needed
+from pos2distill.records import Floats
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,12 @@ import pyarrow.compute as pc
 from pos2distill.evaluation.cross_fitting import best_slot_change, corrected_gap, gap_change
 from pos2distill.evaluation.gap import difference_variances, gap_interval, position_p_value
 from pos2distill.evaluation.statistics import (
-    Floats,
     Interval,
     accuracy_interval,
     difference_interval,
     questions_needed,
 )
-from pos2distill.records import Slots
+from pos2distill.records import Floats, Slots
 
 _SHOWN_POINTS = (1, 2, 5, 10)
 _DRAWS = 1999  # random shifts in the test of position; the smallest p value is 1 / 2000

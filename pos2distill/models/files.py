@@ -3,11 +3,9 @@
 import errno
 import functools
 import hashlib
-import http.client
 import os
 import re
 import shutil
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from pos2distill.config.yaml_reader import parse_value
 from pos2distill.errors import TransientError, UserError, no_such_folder
 from pos2distill.faults import disk_is_full, error_text, fix_hint, is_permanent
 from pos2distill.scratch import locked, user_folder
-from pos2distill.urls import open_url, require_listable, storage_errors
+from pos2distill.urls import open_url, require_answer, require_listable, storage_errors
 
 _SAMPLE_BYTES = 1 << 16
 _SAMPLES = 256
@@ -276,18 +274,12 @@ def _first_line(error: Exception) -> str:
 def _times_out(address: str) -> bool:
     """Whether a server does not answer in time, as behind a firewall. huggingface_hub 2.4 itself waits without end."""
     try:
-        _request(address)
-    except OSError as error:
-        return isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError)
-    except (ValueError, http.client.HTTPException):
-        return False  # the hub's library says what is wrong with the address or the answer
+        require_answer(address, _HUB_SECONDS)
+    except TimeoutError:
+        return True
+    except (OSError, ValueError):
+        return False  # the hub's library says what is wrong with the address or the connection
     return False
-
-
-@functools.cache
-def _request(address: str) -> None:
-    """Send a server any request. Once it has answered, no further one is sent; failures are not cached."""
-    urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=_HUB_SECONDS).close()
 
 
 def is_hub_name(path: str) -> bool:

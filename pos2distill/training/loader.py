@@ -6,11 +6,11 @@ All ranks see the same batches; `rows_of_rank` divides each between them.
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from pos2distill.config import Study
 from pos2distill.errors import UserError
+from pos2distill.records import Bools
 from pos2distill.store.samples import SampleStore
 from pos2distill.training.batches import Batch, BatchCollector
 from pos2distill.training.distributed import DistContext
@@ -65,7 +65,7 @@ class BatchLoader:
         if not any_kept:
             raise UserError("no sample was kept, so there is nothing to train on")
 
-    def _batches_of_epoch(self, epoch: int, done_N: npt.NDArray[np.bool_]) -> Iterator[Batch]:
+    def _batches_of_epoch(self, epoch: int, done_N: Bools) -> Iterator[Batch]:
         """Collect samples until they fill a batch; the last batch takes what is left."""
         collected = BatchCollector(epoch, self.study, done_N, self.ledger.selection)
         for samples in samples_left(self.ledger, self.study, epoch, done_N, self.open_stream):

@@ -19,11 +19,11 @@ from itertools import chain
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from pos2distill.config import Study
 from pos2distill.randomness import derive_generator
+from pos2distill.records import Bools
 from pos2distill.training.batches import IndexedSample, Indices
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.ledger import SampleLedger
@@ -31,8 +31,6 @@ from pos2distill.training.rows import Sample
 
 WINDOW = 256
 """Samples that are read, and shuffled, together. An epoch's order does not depend on how the store is cut."""
-
-Bools = npt.NDArray[np.bool_]
 
 
 class StreamReader(Protocol):

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from pos2distill.config.inference import SearchSection
-from pos2distill.models.rope.curves import Floats, Genome, scales_of, to_genome
+from pos2distill.models.rope.curves import Genome, scales_of, to_genome
 from pos2distill.randomness import derive_generator
+from pos2distill.records import Floats
 
 _PROPOSALS = 20  # until the algorithm gives up a place of a generation
 
