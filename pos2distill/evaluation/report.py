@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pos2distill.config import ModelSection, Study
+from pos2distill.config import Study
 from pos2distill.evaluation.analysis_charts import analysis_charts
 from pos2distill.evaluation.charts import AFTER, BEFORE, loss_chart, to_png, weights_chart
 from pos2distill.evaluation.page import TEMPLATES, RunDescription, ShownCurves, chart_library, render_page, themes
@@ -211,22 +211,6 @@ def render_model_card(inputs: ReportInputs) -> str:
     base = inputs.base_model or _last_part(str(inputs.run.settings["model"]["path"]))
     return TEMPLATES.get_template("model_card.md.j2").render(
         run=inputs.run, report=inputs, verdict=verdict(inputs.main), base=base, settings=settings
-    )
-
-
-def render_scales_card(model: ModelSection, scales: Sequence[float], *, searched: bool, is_hub_name: bool) -> str:
-    """A README.md for the config of a model with RoPE scales: what it is and how to load it.
-
-    Args:
-        searched: whether a search found the scales; otherwise they were given.
-        is_hub_name: whether the model's path is its name on the hub. Another path or URL is not shown (see above).
-    """
-    served = f"{model.path} --revision {model.revision}" if model.revision else model.path
-    return TEMPLATES.get_template("scaled_model.md.j2").render(
-        model=model.path if is_hub_name else _last_part(model.path),
-        served=served if is_hub_name else "MODEL",
-        scales=list(scales),
-        searched=searched,
     )
 
 
