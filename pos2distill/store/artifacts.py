@@ -8,7 +8,7 @@ folder of their own, so results of other settings are kept.
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -140,8 +140,7 @@ class Artifact:
             seconds: the seconds that this run took; those of earlier runs (`add_seconds`) are added.
         """
         manifest = Manifest(self.fingerprint, dict(counts), self._with_earlier(seconds), dict(details or {}))
-        fields = {name: getattr(manifest, name) for name in Manifest.__slots__}
-        self.write_json(_MANIFEST, {"schema_version": SCHEMA_VERSION, **fields})
+        self.write_json(_MANIFEST, {"schema_version": SCHEMA_VERSION, **asdict(manifest)})
         self.remove(_SECONDS_FILE)
         return manifest
 
