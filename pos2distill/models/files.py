@@ -248,7 +248,7 @@ def _hub_snapshot(model: ModelSection, patterns: list[str]) -> str:
             why = f"{constants.ENDPOINT} cannot be reached ({error.__cause__}); check the path, or the network"
         raise TransientError(f"{unavailable}: {why}") from None
     except (HfHubHTTPError, OSError) as error:
-        if _is_of_the_disk(error):
+        if _is_disk_error(error):
             raise UserError(
                 f"{model.path}: cannot be stored in {constants.HF_HUB_CACHE}: {error_text(error)}{fix_hint(error)}"
             ) from None
@@ -261,7 +261,7 @@ def _hub_snapshot(model: ModelSection, patterns: list[str]) -> str:
 _CACHE_ERRORS = (errno.EROFS, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
-def _is_of_the_disk(error: Exception) -> bool:
+def _is_disk_error(error: Exception) -> bool:
     """Whether the folder that models are downloaded to cannot be used."""
     is_permission_error = isinstance(error, PermissionError) and error.filename is not None
     return is_permission_error or disk_is_full(error) or getattr(error, "errno", None) in _CACHE_ERRORS

@@ -206,7 +206,7 @@ class Artifact:
                 raise ValueError("its columns are not those of the table")
         manifest = self.manifest() if count else None
         if manifest is not None and manifest.counts.get(count) != len(table):
-            raise UserError(f"{self.url}/{name}: {_again('corrupt', self.url)}")
+            raise UserError(f"{self.url}/{name}: {_rerun_message('corrupt', self.url)}")
         return table
 
     def write_json(self, name: str, value: Any) -> None:
@@ -236,12 +236,12 @@ class Artifact:
             try:
                 yield
             except (FileNotFoundError, pa.ArrowException, ValueError, KeyError, RecursionError) as error:
-                missing = isinstance(error, FileNotFoundError)
-                raise UserError(f"{self.url}/{name}: {_again('missing' if missing else 'corrupt', self.url)}") from None
+                what = "missing" if isinstance(error, FileNotFoundError) else "corrupt"
+                raise UserError(f"{self.url}/{name}: {_rerun_message(what, self.url)}") from None
             except OSError as error:
                 if not is_corrupt(error):
                     raise
-                raise UserError(f"{self.url}/{name}: {_again('corrupt', self.url)}") from None
+                raise UserError(f"{self.url}/{name}: {_rerun_message('corrupt', self.url)}") from None
 
     def require(self, *names: str) -> None:
         """Reject a finished artifact that lacks one of its files or folders.
@@ -251,7 +251,7 @@ class Artifact:
         """
         for name in names:
             if not self.fs.exists(f"{self.path}/{name}"):
-                raise UserError(f"{self.url}/{name}: {_again('missing', self.url)}")
+                raise UserError(f"{self.url}/{name}: {_rerun_message('missing', self.url)}")
 
     def remove(self, name: str) -> None:
         """Remove a file or folder of the artifact, if it exists."""
@@ -263,7 +263,7 @@ class Artifact:
         self.fs.put(f"{folder}/", f"{self.path}/{name}/", recursive=True)
 
 
-def _again(what: str, url: str) -> str:
+def _rerun_message(what: str, url: str) -> str:
     return f"{what}; delete {url} and run again to make it again"
 
 

@@ -32,7 +32,7 @@ class Selection:
         return Selection(self.sampled_N, self.kept_N, self.wanted)
 
     def add(self, indices: Sequence[int], kept: Sequence[bool]) -> None:
-        """Samples were made, and these of them are kept."""
+        """Record samples as made, and which are kept."""
         self.sampled_N[list(indices)] = True
         self.kept_N[list(indices)] = kept
 

@@ -26,8 +26,8 @@ from pos2distill.randomness import derive_generator
 from pos2distill.records import Bools
 from pos2distill.training.batches import IndexedSample, Indices
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.ledger import SampleLedger
 from pos2distill.training.rows import Sample
+from pos2distill.training.sample_tracker import SampleTracker
 
 WINDOW = 256
 """Samples that are read, and shuffled, together. An epoch's order does not depend on how the store is cut."""
@@ -41,60 +41,60 @@ class StreamReader(Protocol):
 
 
 def samples_left(
-    ledger: SampleLedger, study: Study, epoch: int, done_N: Bools, open_stream: Callable[[], StreamReader]
+    tracker: SampleTracker, study: Study, epoch: int, done_N: Bools, open_stream: Callable[[], StreamReader]
 ) -> Iterator[list[IndexedSample]]:
     """The samples that an epoch has not processed yet, from the source that the module's table names."""
-    if len(ledger.selection.missing) == 0:
-        return from_store(ledger, _order_left(ledger, study.seed, epoch, done_N))
+    if len(tracker.selection.missing) == 0:
+        return from_store(tracker, _order_left(tracker, study.seed, epoch, done_N))
     # Opened before anything is read, so that sampling runs while stored samples are trained on.
-    stream = gathered_tables(open_stream(), ledger.dist)
+    stream = gathered_tables(open_stream(), tracker.dist)
     if epoch > 0:
-        return refill(ledger, stream, study.seed, epoch, done_N)
+        return refill(tracker, stream, study.seed, epoch, done_N)
     if study.training.order == "fixed":
-        return in_fixed_order(ledger, stream, done_N)
-    return in_stream_order(ledger, stream, done_N)
+        return in_fixed_order(tracker, stream, done_N)
+    return in_stream_order(tracker, stream, done_N)
 
 
-def from_store(ledger: SampleLedger, indices: Indices) -> Iterator[list[IndexedSample]]:
+def from_store(tracker: SampleTracker, indices: Indices) -> Iterator[list[IndexedSample]]:
     """Stored samples, in the order of `indices`."""
     # One window at a time, so that memory does not hold a whole epoch of samples.
     for start in range(0, len(indices), WINDOW):
-        yield ledger.load(indices[start : start + WINDOW])
+        yield tracker.load(indices[start : start + WINDOW])
 
 
 def refill(
-    ledger: SampleLedger, stream: Iterator[pa.Table], seed: int, epoch: int, done_N: Bools
+    tracker: SampleTracker, stream: Iterator[pa.Table], seed: int, epoch: int, done_N: Bools
 ) -> Iterator[list[IndexedSample]]:
     """A later epoch that lacks samples: a part of the store was corrupt, and the stream brings them again."""
-    yield from _wait_for_end(ledger, stream)
-    yield from from_store(ledger, _order_left(ledger, seed, epoch, done_N))
+    yield from _wait_for_end(tracker, stream)
+    yield from from_store(tracker, _order_left(tracker, seed, epoch, done_N))
 
 
-def in_stream_order(ledger: SampleLedger, stream: Iterator[pa.Table], done_N: Bools) -> Iterator[list[IndexedSample]]:
+def in_stream_order(tracker: SampleTracker, stream: Iterator[pa.Table], done_N: Bools) -> Iterator[list[IndexedSample]]:
     """What the store holds at the beginning, then the stream, then what the stream left out."""
-    pending = _Pending(ledger, done_N)
-    yield from from_store(ledger, pending.take_stored())
+    pending = _Pending(tracker, done_N)
+    yield from from_store(tracker, pending.take_stored())
     for table in stream:
         if len(table) == 0:
             yield []
             continue
-        pending.add(ledger.add(table))
+        pending.add(tracker.add(table))
         # What has arrived can make it certain that stored samples are trained on, too.
-        yield from from_store(ledger, pending.take_stored())
+        yield from from_store(tracker, pending.take_stored())
         arrived = pending.take_arrived()
         # No empty list where none is certain to be trained on yet: samples have come, and more may be there.
         if arrived:
             yield arrived
-    ledger.require_all()
+    tracker.require_all()
     # Ray Data's streaming_split(equal=True) drops rows at its end (Ray 2.60); the store holds those, too.
-    yield from from_store(ledger, pending.rest())
+    yield from from_store(tracker, pending.rest())
 
 
 class _Pending:
     """The samples that an epoch has not passed on yet. One is passed on once it is certain that it is trained on."""
 
-    def __init__(self, ledger: SampleLedger, done_N: Bools) -> None:
-        self.ledger = ledger
+    def __init__(self, tracker: SampleTracker, done_N: Bools) -> None:
+        self.tracker = tracker
         self.pending_N = ~done_N
         # By their indices. Stored samples are not held here, but read when they are passed on.
         self.arrived: dict[int, Sample | None] = {}
@@ -108,33 +108,33 @@ class _Pending:
 
     def take_stored(self) -> Indices:
         """The samples of the store that are certain to be trained on."""
-        stored_N = self.ledger.index.stored & self.pending_N
+        stored_N = self.tracker.index.stored & self.pending_N
         stored_N[list(self.arrived)] = False
-        indices = np.flatnonzero(stored_N[: self.ledger.selection.certain_end])
+        indices = np.flatnonzero(stored_N[: self.tracker.selection.certain_end])
         self.pending_N[indices] = False
         return indices
 
     def take_arrived(self) -> list[IndexedSample]:
         """The samples of the stream that are certain to be trained on, in the order in which they came."""
-        end = self.ledger.selection.certain_end
+        end = self.tracker.selection.certain_end
         indices = [index for index in self.arrived if index < end]
         self.pending_N[indices] = False
         return [IndexedSample(index, self.arrived.pop(index)) for index in indices]
 
     def rest(self) -> Indices:
         """All samples that are trained on, once all are known."""
-        return np.flatnonzero(self.pending_N[: self.ledger.selection.end])
+        return np.flatnonzero(self.pending_N[: self.tracker.selection.end])
 
 
-def in_fixed_order(ledger: SampleLedger, stream: Iterator[pa.Table], done_N: Bools) -> Iterator[list[IndexedSample]]:
+def in_fixed_order(tracker: SampleTracker, stream: Iterator[pa.Table], done_N: Bools) -> Iterator[list[IndexedSample]]:
     """The first epoch's order, in whichever order samples arrive."""
-    is_stored_N = ledger.index.stored
-    stored = chain.from_iterable(from_store(ledger, np.flatnonzero(is_stored_N & ~done_N)))
+    is_stored_N = tracker.index.stored
+    stored = chain.from_iterable(from_store(tracker, np.flatnonzero(is_stored_N & ~done_N)))
     # Samples that arrived before their turn.
     early: dict[int, Sample | None] = {}
     for index in np.flatnonzero(~done_N).tolist():
         # All before it are known, so it is certain whether this one is trained on.
-        if index >= ledger.selection.end:
+        if index >= tracker.selection.end:
             break
         if is_stored_N[index]:
             yield [next(stored)]
@@ -143,18 +143,18 @@ def in_fixed_order(ledger: SampleLedger, stream: Iterator[pa.Table], done_N: Boo
             table = next(stream, None)
             if table is None:
                 # The stream has ended without this sample. The store now holds all that are left.
-                ledger.require_all()
-                left = np.arange(index, ledger.selection.end)
-                yield from from_store(ledger, left[~done_N[left]])
+                tracker.require_all()
+                left = np.arange(index, tracker.selection.end)
+                yield from from_store(tracker, left[~done_N[left]])
                 return
             if len(table) == 0:
                 yield []
                 continue
-            for indexed in ledger.add(table):
+            for indexed in tracker.add(table):
                 early[indexed.index] = indexed.sample
         yield [IndexedSample(index, early.pop(index))]
     # Later epochs read from the store, so the stream must have stored everything, and the index is read again.
-    yield from _wait_for_end(ledger, stream)
+    yield from _wait_for_end(tracker, stream)
 
 
 def gathered_tables(reader: StreamReader, dist: DistContext) -> Iterator[pa.Table]:
@@ -197,15 +197,15 @@ def epoch_order(samples: int, seed: int, epoch: int) -> Indices:
     return np.concatenate(shuffled)
 
 
-def _order_left(ledger: SampleLedger, seed: int, epoch: int, done_N: Bools) -> Indices:
+def _order_left(tracker: SampleTracker, seed: int, epoch: int, done_N: Bools) -> Indices:
     """What an epoch has left, in its order, once all samples that are trained on are known."""
     # The order is that of all of them, so that a resumed epoch continues where it stopped.
-    order = epoch_order(ledger.selection.end, seed, epoch)
+    order = epoch_order(tracker.selection.end, seed, epoch)
     return order[~done_N[order]]
 
 
-def _wait_for_end(ledger: SampleLedger, stream: Iterator[pa.Table]) -> Iterator[list[IndexedSample]]:
+def _wait_for_end(tracker: SampleTracker, stream: Iterator[pa.Table]) -> Iterator[list[IndexedSample]]:
     # The ranks agree on a checkpoint or a stop while they wait.
     for _ in stream:
         yield []
-    ledger.require_all()
+    tracker.require_all()

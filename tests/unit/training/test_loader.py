@@ -18,9 +18,9 @@ from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
 from pos2distill.training.batches import Batch
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.ledger import SampleLedger
 from pos2distill.training.loader import BatchLoader
 from pos2distill.training.progress import TrainingProgress
+from pos2distill.training.sample_tracker import SampleTracker
 from pos2distill.training.sources import samples_left
 from tests.support.ranks import run_threads, thread_ranks
 from tests.support.tables import missing_in
@@ -332,9 +332,9 @@ def test_samples_left_has_equally_many_lists_on_all_ranks(order: str, epoch: int
 
     def run(dist: DistContext) -> list[list[int]]:
         study = make_study(order, wanted=WANTED)
-        ledger = SampleLedger(world.ids, world.store, WANTED, dist)
+        tracker = SampleTracker(world.ids, world.store, WANTED, dist)
         tables = [None if part is None else samples(part, world.kept) for part in streams[dist.rank]]
-        lists = samples_left(ledger, study, epoch, np.zeros(12, bool), lambda: Stream(world.store, tables))
+        lists = samples_left(tracker, study, epoch, np.zeros(12, bool), lambda: Stream(world.store, tables))
         return [[indexed.index for indexed in each] for each in lists]
 
     first, second = run_threads(run, 2)
