@@ -32,8 +32,8 @@ def summarize_analysis(
     """The figures of one model.
 
     Args:
-        passes: a table of `PASSES_SCHEMA`. predictions: a table of `PREDICTION_SCHEMA`; only those at the prompt length
-        of training are used.
+        passes: a table of `PASSES_SCHEMA`.
+        predictions: a table of `PREDICTION_SCHEMA`; only those at the prompt length of training are used.
         examples: those of the predictions, by id.
     """
     documents, seed = study.data.documents, study.evaluation.seed

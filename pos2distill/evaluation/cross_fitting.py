@@ -93,8 +93,9 @@ def with_interval(
 ) -> tuple[float, Interval]:
     """A change between -1 and 1 with its interval, from the parts of the examples and the changes of resamples.
 
-    fixed_factor: factor for the standard error of the parts' mean.
-    excess: what is added to the squares of the lower and of the upper side.
+    Args:
+        fixed_factor: factor for the standard error of the parts' mean.
+        excess: what is added to the squares of the lower and of the upper side.
     """
     examples = len(part_E)
     change = min(1.0, max(-1.0, float(part_E.mean())))

@@ -24,9 +24,10 @@ _PRIVATE = ("model.path", "data.path", "evaluation.also_evaluate")
 class Comparison:
     """Scores of the base model and of the distilled one on the same prompts of one length.
 
-    question_ids: the ids of the evaluated questions.
-    expected: each model's accuracy under `evaluation.retriever_ranks` and its interval; None without them.
-    references: see `compare_references`. Both are None unless this is the prompt length of training.
+    Attributes:
+        question_ids: the ids of the evaluated questions.
+        expected: each model's accuracy under `evaluation.retriever_ranks` and its interval; None without them.
+        references: see `compare_references`. Both are None unless this is the prompt length of training.
     """
 
     dataset: str
@@ -43,17 +44,19 @@ class Comparison:
 class ReportInputs:
     """Everything that the report shows.
 
-    main: the comparison at the prompt length of the training data; others: those at further lengths; other_tasks: those
-    on other tasks, by name.
-    advantageous: the slots; none if each example has its own. choice: their accuracy and interval if they were chosen
-    by measurement.
-    tasks: the questions and answers of the main task at all prompt lengths, then of the other tasks.
-    steps: the training log.
-    analyses: content of analysis.json by model, `base` first; empty if the study has none.
-    artifacts: the folders of both models' answers, `base` and `distilled`.
-    base_model: the base model's name on the hub; None for a folder. license: the base model's, as its card
-    names it; None if it names none.
-    has_adapter: whether the checkpoint also has its adapters as separate files.
+    Attributes:
+        main: the comparison at the prompt length of the training data.
+        others: those at further lengths.
+        other_tasks: those on other tasks, by name.
+        advantageous: the slots; none if each example has its own.
+        choice: their accuracy and interval if they were chosen by measurement.
+        tasks: the questions and answers of the main task at all prompt lengths, then of the other tasks.
+        steps: the training log.
+        analyses: content of analysis.json by model, `base` first; empty if the study has none.
+        artifacts: the folders of both models' answers, `base` and `distilled`.
+        base_model: the base model's name on the hub; None for a folder.
+        license: the base model's, as its card names it; None if it names none.
+        has_adapter: whether the checkpoint also has its adapters as separate files.
     """
 
     run: RunDescription
@@ -163,7 +166,8 @@ def render_analysis(name: str, analyses: Mapping[str, Mapping[str, Any]]) -> dic
     """The files of an analysis without a report: `index.html`, and the charts as PNG.
 
     Args:
-        name: name of the recipe. analyses: as in `ReportInputs`; not empty.
+        name: name of the recipe.
+        analyses: as in `ReportInputs`; not empty.
     """
     charts = analysis_charts(analyses)
     html = TEMPLATES.get_template("analysis_page.html.j2").render(

@@ -41,8 +41,9 @@ def accuracy_interval(value_E: Floats, answers: float = 1) -> Interval:
     few answers; effective number as in surveys (Korn and Graubard 1998).
 
     Args:
-        value_E: mean of each example's answers. answers: the most independent answers that one example can count as,
-            which is its number of answers if they have equal weights; n is at most E * answers.
+        value_E: mean of each example's answers.
+        answers: the most independent answers that one example can count as, which is its number of answers if they have
+            equal weights; n is at most E * answers.
     """
     # Weighted sums of answers that are all right differ from 1, and from one another, by rounding.
     value_E = np.clip(value_E.round(12), 0.0, 1.0)
@@ -170,7 +171,8 @@ def questions_needed(difference: float, deviation: float) -> int:
         n = ((z_.975 + z_.8) deviation / difference)^2
 
     Args:
-        difference: the difference to detect, > 0. deviation: standard deviation of the examples' differences.
+        difference: the difference to detect, > 0.
+        deviation: standard deviation of the examples' differences.
     """
     factor = Z + _POWER_80
     return max(2, int(np.ceil((factor * deviation / difference) ** 2)))

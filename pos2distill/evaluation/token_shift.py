@@ -33,8 +33,10 @@ _TOPS = (("top_1", 1, 0.0), ("top_3", 3, 0.0), ("top_10_percent", 1, 0.1))
 class Shift:
     """The passes over one example's response.
 
-    kl_ST: nats. agrees_ST: whether the most likely token is the base model's at the advantageous slot.
-    trivial_S: whether the slot is not the advantageous one.
+    Attributes:
+        kl_ST: nats.
+        agrees_ST: whether the most likely token is the base model's at the advantageous slot.
+        trivial_S: whether the slot is not the advantageous one.
     """
 
     kl_ST: Floats

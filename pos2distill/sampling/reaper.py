@@ -34,8 +34,10 @@ _KILL_ATTEMPTS = 20
 class _Process:
     """An entry of /proc.
 
-    parent: its pid. start: clock ticks from boot to the process's start; a later process with the same pid has a later
-    start. dead: it has ended, but its parent has not waited for it yet.
+    Attributes:
+        parent: its pid.
+        start: clock ticks from boot to the process's start; a later process with the same pid has a later start.
+        dead: it has ended, but its parent has not waited for it yet.
     """
 
     parent: int

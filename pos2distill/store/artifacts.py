@@ -32,9 +32,10 @@ _SECONDS = pydantic.TypeAdapter(dict[str, float])
 class Manifest:
     """Content of `manifest.json`.
 
-    counts: rows in, and what became of them; they add up, as each stage documents.
-    seconds: wall-clock time by stage; of sampling and training over all runs that were not killed. details: further
-    values of the stage.
+    Attributes:
+        counts: rows in, and what became of them; they add up, as each stage documents.
+        seconds: wall-clock time by stage; of sampling and training over all runs that were not killed.
+        details: further values of the stage.
     """
 
     fingerprint: str
@@ -193,8 +194,8 @@ class Artifact:
         """Read one Parquet file of the artifact.
 
         Args:
-            schema: that of the whole file, if it is checked. count: the name of its number of rows in the manifest's
-                counts, if that is checked.
+            schema: that of the whole file, if it is checked.
+            count: the name of its number of rows in the manifest's counts, if that is checked.
         Raises:
             UserError: see `reading`; the file is also corrupt if it has other columns or another number of rows.
         """

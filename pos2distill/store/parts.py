@@ -23,7 +23,8 @@ class TableParts:
     """The parts of one table. The driver alone writes and reads them.
 
     Args:
-        key: columns that identify a row. folder: in the artifact, of these parts alone.
+        key: columns that identify a row.
+        folder: in the artifact, of these parts alone.
     """
 
     def __init__(self, artifact: Artifact, schema: pa.Schema, key: Sequence[str], folder: str = "parts") -> None:

@@ -45,8 +45,10 @@ _logger = logging.getLogger(__name__)
 class StoreIndex:
     """Which part holds each sample of a list of N ids.
 
-    ids: the list. parts: names of the parts, sorted. part_of: (N,) int32, for each sample the index of its part in
-    `parts`, or -1 if it is not stored.
+    Attributes:
+        ids: the list.
+        parts: names of the parts, sorted.
+        part_of: (N,) int32, for each sample the index of its part in `parts`, or -1 if it is not stored.
     """
 
     ids: pa.Array

@@ -18,7 +18,8 @@ class Selection:
     """What is known of N samples, of which the first `wanted` kept ones are trained on.
 
     Args:
-        sampled_N: which samples were made. kept_N: which of them are kept; ignored where `sampled_N` is False.
+        sampled_N: which samples were made.
+        kept_N: which of them are kept; ignored where `sampled_N` is False.
         wanted: kept samples to train on.
     """
 

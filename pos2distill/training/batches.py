@@ -42,7 +42,8 @@ class BatchCollector:
     """Collects an epoch's samples until they fill a global batch.
 
     Args:
-        done: (N,) bool, the samples that were processed before. selection: knows which of them were kept.
+        done: (N,) bool, the samples that were processed before.
+        selection: knows which of them were kept.
     """
 
     def __init__(self, epoch: int, study: Study, done: Bools, selection: Selection) -> None:
