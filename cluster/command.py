@@ -3,8 +3,9 @@
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pos2distill.config import Recipe
 from pos2distill.config.validation import dotted_names
@@ -131,7 +132,8 @@ def _write(manifests: Sequence[KubeManifest], out: str | None) -> None:
     print(path)
 
 
-class _Loaded(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Loaded:
     """Manifests, and the spec that they were rendered from with warnings about it; None if a file contains them."""
 
     manifests: list[KubeManifest]

@@ -5,7 +5,7 @@ Service, so a rule for a namespace may allow any server that may be in the clust
 are not read.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from .names import ENDPOINTS, PROXIES
@@ -19,7 +19,8 @@ _SERVICES = {"s3": "s3.amazonaws.com", "gs": "storage.googleapis.com", "hf": "hu
 _IGNORE_PROXIES = ("gs", "http", "https")  # gcsfs 2026.10 and fsspec's http: aiohttp reads no variables by itself
 
 
-class _Server(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Server:
     """A server that pods connect to. name: for messages."""
 
     name: str
@@ -71,7 +72,7 @@ def _destination(pods: PodsSection, scheme: str, url: str) -> _Server | None:
     if scheme in _PORTS:
         try:
             server = _server("it", url)
-            return server._replace(name=server.host)
+            return replace(server, name=server.host)
         except ValueError:  # the study's own checks reject the URL
             return None
     secrets = {secret.env for secret in pods.secrets}

@@ -5,7 +5,7 @@ from typing import Any
 
 from pos2distill.config import Recipe
 from pos2distill.config.evaluation_recipe import DEFAULT_EXAMPLES, evaluation_recipe
-from pos2distill.config.overrides import sets
+from pos2distill.config.overrides import overrides_setting
 
 
 def recipe_of_questions(
@@ -21,7 +21,7 @@ def recipe_of_questions(
     if examples is not None:
         return evaluation_recipe(model, data, examples=examples, overrides=overrides, **settings)
     recipe = evaluation_recipe(model, data, overrides=overrides, **settings)
-    if any(sets(override, "data.eval_examples") for override in overrides):
+    if any(overrides_setting(override, "data.eval_examples") for override in overrides):
         return recipe
     # Imported here, so that --help and a misspelled field are answered at once.
     from pos2distill.tasks.datasets import count_questions

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from pos2distill.config import ModelSection
-from pos2distill.evaluation.report import render_scales_card
+from pos2distill.evaluation.page import TEMPLATES
 from pos2distill.models.files import is_hub_name
 from pos2distill.models.rope.curves import CONFIG_KEY
 
@@ -27,3 +27,20 @@ def scaled_config_files(model: ModelSection, scales: Sequence[float], *, searche
     setattr(config, CONFIG_KEY, by_layer)
     card = render_scales_card(model, by_layer, searched=searched, is_hub_name=is_hub_name(model.path))
     return {"config.json": config.to_json_string().encode(), "README.md": card.encode()}
+
+
+def render_scales_card(model: ModelSection, scales: Sequence[float], *, searched: bool, is_hub_name: bool) -> str:
+    """A README.md for the config of a model with RoPE scales: what it is and how to load it.
+
+    Args:
+        searched: whether a search found the scales; otherwise they were given.
+        is_hub_name: whether the model's path is its name on the hub. Of another path or URL only the last part is
+            shown: a card is published, and must not show the machine that made it.
+    """
+    served = f"{model.path} --revision {model.revision}" if model.revision else model.path
+    return TEMPLATES.get_template("scaled_model.md.j2").render(
+        model=model.path if is_hub_name else model.path.rstrip("/").rpartition("/")[2],
+        served=served if is_hub_name else "MODEL",
+        scales=list(scales),
+        searched=searched,
+    )

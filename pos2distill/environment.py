@@ -65,13 +65,9 @@ def ignore_ray_addresses() -> None:
         os.environ.pop(name, None)
 
 
-def disable_preemption_watcher(variable: str) -> None:
-    """Keep Ray Train 2.60 from starting its own preemption watcher; it passes the variable to its controller.
-
-    Args:
-        variable: its name, which Ray Train defines.
-    """
-    os.environ[variable] = "0"
+def disable_preemption_watcher() -> None:
+    """Keep Ray Train 2.60 from starting its own preemption watcher; it passes the variable to its controller."""
+    os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
 
 
 def names_cluster() -> bool:

@@ -73,8 +73,15 @@ _STATUS_OF_FILE = (*_STATUS_OF_MISSING, 409, 412, 416)
 # Codes of S3 about what a request is signed with. The answer to HEAD has no code, and botocore gives its status
 # instead.
 _CREDENTIAL_CODES = (
-    *("400", "ExpiredToken", "InvalidToken", "TokenRefreshRequired"),
-    *("401", "403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"),
+    "400",
+    "ExpiredToken",
+    "InvalidToken",
+    "TokenRefreshRequired",
+    "401",
+    "403",
+    "AccessDenied",
+    "InvalidAccessKeyId",
+    "SignatureDoesNotMatch",
 )
 
 # The operating system's words for a full disk: all that Rust libraries (safetensors) and Ray Data keep of the error.

@@ -18,6 +18,8 @@ SCHEMA_VERSION = 7
 Slots = tuple[int, ...]
 Tokens = npt.NDArray[np.int32]
 Logprobs = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 
 _METADATA = {"schema_version": str(SCHEMA_VERSION)}
 _TOKENS = pa.list_(pa.int32())
@@ -27,7 +29,11 @@ _CHUNK_EXAMPLES = 256  # 4 MB if an example has 20 documents of 100 words
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One document of a prompt. `hop`: its index among the gold documents, from 0; None for a distractor."""
+    """One document of a prompt.
+
+    Attributes:
+        hop: its index among the gold documents, from 0; None for a distractor.
+    """
 
     title: str
     text: str
@@ -64,8 +70,9 @@ class Example:
 class TopKLogprobs:
     """The k most likely next tokens at each of S positions, and the logarithms (nats) of their probabilities.
 
-    ids_SK: (S, k) int32, most likely first. logprobs_SK: (S, k) float32, of the model itself, before temperature and
-    top-p.
+    Attributes:
+        ids_SK: (S, k) int32, most likely first.
+        logprobs_SK: (S, k) float32, of the model itself, before temperature and top-p.
     """
 
     ids_SK: Tokens

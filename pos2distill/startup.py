@@ -8,17 +8,18 @@ from contextlib import contextmanager
 from types import FrameType
 
 _EXIT_CODE = 130  # 128 + SIGINT; `errors.ExitCode` would be another import before the handler is set
-_cli_process: list[int] = []  # the id of the process that runs the command line and nothing else
+_cli_process: int | None = None  # the id of the process that runs the command line and nothing else
 
 
 def mark_as_cli_process() -> None:
     """Record that this process runs the command line alone. Only such a process is ended, never a notebook."""
-    _cli_process[:] = [os.getpid()]
+    global _cli_process  # noqa: PLW0603
+    _cli_process = os.getpid()
 
 
 def is_cli_process() -> bool:
     """Whether this process runs the command line alone, so that it may be ended; false in a notebook."""
-    return _cli_process == [os.getpid()]
+    return _cli_process == os.getpid()
 
 
 @contextmanager

@@ -43,7 +43,7 @@ def open_url(url: str, setting: str) -> tuple[fsspec.AbstractFileSystem, str]:
     with storage_errors(url, setting):
         address = _address(url)
         if address is not None:
-            _require_answer(address)
+            require_answer(address, _ANSWER_SECONDS)
         try:
             # No cached listings: other processes write to the same folders.
             fs, path = fsspec.url_to_fs(url, use_listings_cache=False)
@@ -123,20 +123,21 @@ def _address(url: str) -> str | None:
 
 
 @functools.lru_cache(maxsize=64)  # caches successes only: a failure raises
-def _require_answer(address: str) -> None:
-    """Any answer will do, also a refusal: what it says is for the storage's package.
+def require_answer(address: str, timeout_s: float) -> None:
+    """Any answer will do, also a refusal: what it says is for the package that sends the actual requests.
 
     Raises:
-        OSError: if the server cannot be reached, or is silent.
+        OSError: if the server cannot be reached; a TimeoutError if it is silent.
+        ValueError: if the address is not a URL.
     """
     request = urllib.request.Request(address, method="HEAD")
     try:
-        urllib.request.urlopen(request, timeout=_ANSWER_SECONDS).close()
+        urllib.request.urlopen(request, timeout=timeout_s).close()
     except urllib.error.HTTPError as answer:
         answer.close()
     except urllib.error.URLError as error:
-        # Certificates are checked by the storage's package, which may have others. It also repeats requests whose
-        # connection was lost.
+        # Certificates are checked by that package, which may have others. It also repeats requests whose connection
+        # was lost.
         passing = (ssl.SSLError, ConnectionResetError, BrokenPipeError)
         if isinstance(error.reason, OSError) and not isinstance(error.reason, passing):
             raise error.reason from None

@@ -9,8 +9,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from pos2distill.evaluation.cross_fitting import mean_gap_change
-from pos2distill.evaluation.statistics import Floats, difference_interval
+from pos2distill.evaluation.statistics import difference_interval
 from pos2distill.evaluation.sweep import Estimate, estimate
+from pos2distill.records import Floats
 
 
 @dataclass(frozen=True)

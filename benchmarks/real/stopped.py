@@ -21,10 +21,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.stages.answers import PREDICTIONS
+from pipelines.stages.answers import PREDICTIONS, finished_examples, prediction_parts
 from pos2distill.evaluation.scores import paired_difference, to_curve, to_grid
 from pos2distill.store.artifacts import Artifact
-from pos2distill.store.parts import finished_examples, prediction_parts
 
 RESAMPLES = 2000
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
-import numpy.typing as npt
 from tqdm import tqdm
 
 from benchmarks.circumstances import circumstances
@@ -27,8 +26,8 @@ from pos2distill.evaluation.cross_fitting import best_slot_change, corrected_gap
 from pos2distill.evaluation.gap import gap_interval, position_p_value, questions_above
 from pos2distill.evaluation.statistics import accuracy_interval, difference_interval, fraction_interval, ratio_interval
 from pos2distill.randomness import derive_generator
+from pos2distill.records import Floats
 
-Floats = npt.NDArray[np.float64]
 RESAMPLES = 400
 DRAWS = 199
 _FLAT = 1e-9

@@ -245,7 +245,7 @@ def _warn_of_unknown_words(model: str, prompt: Tokens, unknown: int | None) -> N
 
 
 def _served_context(study: Study, endpoint: EndpointSection) -> int | None:
-    from pos2distill.sampling.engines.openai import served_context
+    from pos2distill.sampling.engines.openai_server import served_context
 
     return served_context(study.model, endpoint)
 

@@ -128,7 +128,7 @@ def check_model(run: PendingRun) -> None:
     A server must have the model; nothing of it, or its config and tokenizer alone, are here.
     """
     if not run.study.has_weights:
-        from pos2distill.sampling.engines.openai import check_endpoint
+        from pos2distill.sampling.engines.openai_server import check_endpoint
 
         check_endpoint(run.study.model, run.recipe.runtime.endpoint)
         if not run.study.model.uses_chat_api:

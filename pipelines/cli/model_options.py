@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pos2distill.config import Recipe
 from pos2distill.config.evaluation_recipe import DEFAULT_EVALUATED_SLOTS, DEFAULT_EXAMPLES
 from pos2distill.config.load import load_recipe
-from pos2distill.config.overrides import sets
+from pos2distill.config.overrides import overrides_setting
 from pos2distill.config.yaml_reader import parse_value
 from pos2distill.errors import UserError
 
@@ -73,11 +73,13 @@ def load_evaluated_recipe(options: argparse.Namespace, overrides: list[str]) -> 
             raise UserError(f"evaluate: {options.recipe}: expected either a RECIPE or --model and --data, not both")
         overrides = [options.recipe, *overrides]
     if options.data is None:
-        instead = " instead of data.path" if any(sets(override, "data.path") for override in overrides) else ""
+        instead = ""
+        if any(overrides_setting(override, "data.path") for override in overrides):
+            instead = " instead of data.path"
         raise UserError(f"--data: missing; expected the file with the questions{instead}")
     given = {name: getattr(options, name) for name in _OPTIONS if getattr(options, name) is not None}
     for name in given:
-        if any(sets(override, _OPTIONS[name]) for override in overrides):
+        if any(overrides_setting(override, _OPTIONS[name]) for override in overrides):
             raise UserError(f"{_option(name)}: {_OPTIONS[name]} is set too; give one of them")
     if options.slots is not None:
         try:

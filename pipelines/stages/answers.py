@@ -23,7 +23,7 @@ from pos2distill.sampling.generate import require_responses
 from pos2distill.sampling.operators import generation_operators, to_predictions, to_refusals
 from pos2distill.sampling.prompting import PromptKey, PromptSpec
 from pos2distill.store.artifacts import Artifact, Manifest
-from pos2distill.store.parts import TableParts, finished_examples, prediction_parts, refusal_parts
+from pos2distill.store.parts import TableParts
 from pos2distill.tasks.thoughts import count_thoughts
 
 from ..progress import show_stage
@@ -32,6 +32,9 @@ from .stage import Input, RunContext, Stage
 
 PREDICTIONS = "predictions.parquet"
 REFUSALS = "refused.parquet"
+
+# The columns that identify a prompt.
+_PROMPT_KEY = ("documents", "example_id", "placement", "order")
 
 # What prompts and answers are made with; the data itself is an input.
 PROMPT_FIELDS = ("model", "data.template", "data.prompt", "data.metric", "data.hops", "data.documents")
@@ -47,6 +50,22 @@ class Answers:
 
     predictions: pa.Table
     refused: pa.Table
+
+
+def prediction_parts(artifact: Artifact) -> TableParts:
+    """The answers of an evaluation, each prompt once, sorted by prompt length, example, placement and order."""
+    return TableParts(artifact, PREDICTION_SCHEMA, _PROMPT_KEY)
+
+
+def refusal_parts(artifact: Artifact) -> TableParts:
+    """The prompts of an evaluation that the server refused, sorted as the answers are."""
+    return TableParts(artifact, REFUSAL_SCHEMA, _PROMPT_KEY, "refused-parts")
+
+
+def finished_examples(predictions: pa.Table, prompts_per_example: int) -> pa.Array:
+    """The ids of the examples of which every prompt is answered."""
+    counts = predictions.group_by("example_id").aggregate([("placement", "count")])
+    return counts.filter(pc.equal(counts["placement_count"], prompts_per_example))["example_id"].combine_chunks()
 
 
 def predict(stage: Stage, study: Study, context: RunContext, file: str, count: int, specs: list[PromptSpec]) -> Answers:
@@ -151,7 +170,7 @@ def _without(predictions: pa.Table, example_ids: pa.Array) -> pa.Table:
 
 
 def _prompt_keys(predictions: pa.Table) -> frozenset[PromptKey]:
-    columns = [predictions[name].to_pylist() for name in ("documents", "example_id", "placement", "order")]
+    columns = [predictions[name].to_pylist() for name in _PROMPT_KEY]
     return frozenset(zip(*columns, strict=True))
 
 

@@ -35,7 +35,8 @@ def evaluation_recipe(
         model: folder, URL or hub name; with `base_url` the model's name on the server.
         data: file in the format `jsonl`, unless `overrides` name another one.
         documents: number of documents in a prompt. Default: that of `data.documents`.
-        slots: `evaluation.slots`. Default: 5, or as many as there are. examples: `data.eval_examples`.
+        slots: `evaluation.slots`. Default: 5, or as many as there are.
+        examples: `data.eval_examples`.
         overrides: further settings, `section.field=value`.
     Raises:
         UserError: naming the setting at fault.

@@ -15,11 +15,14 @@ _ENDINGS = re.compile(r"(?<=.)(\.(jsonl?|ndjson|parquet|gz|bz2|xz|zip))+$")  # e
 class Format:
     """What distinguishes one data format from the others.
 
-    name: the value of `data.format`. parser: its key in `PARSERS` of `tasks/formats.py`, which reads a record.
-    required: fields of every record. hops: how many gold documents its records can have.
-    skips_unusable: a record that follows its format but cannot be used is skipped and counted, not rejected. For
-    published files, which the user cannot correct.
-    keeps_gold_only: the record's own distractors are dropped, and all are drawn from other examples.
+    Attributes:
+        name: the value of `data.format`.
+        parser: its key in `PARSERS` of `tasks/formats.py`, which reads a record.
+        required: fields of every record.
+        hops: how many gold documents its records can have.
+        skips_unusable: a record that follows its format but cannot be used is skipped and counted, not rejected. For
+            published files, which the user cannot correct.
+        keeps_gold_only: the record's own distractors are dropped, and all are drawn from other examples.
     """
 
     name: str

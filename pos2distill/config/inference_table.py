@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Literal
 class InferenceMethod:
     """What distinguishes one method from the others.
 
-    name: the value of `inference.method`. description: one phrase, for the documentation.
-    changes: what it changes. nothing: the plain model. order: the order of the documents in the prompt. scales: the
-        RoPE scales of the model's layers, with which it also samples, teaches and is trained. attention: the model's
-        attention in evaluations alone, in a way that only transformers supports.
-    settings: those of its settings in section `inference` that belong to it.
+    Attributes:
+        name: the value of `inference.method`.
+        description: one phrase, for the documentation.
+        changes: what it changes. nothing: the plain model. order: the order of the documents in the prompt. scales: the
+            RoPE scales of the model's layers, with which it also samples, teaches and is trained. attention: the
+            model's attention in evaluations alone, in a way that only transformers supports.
+        settings: those of its settings in section `inference` that belong to it.
     """
 
     name: str

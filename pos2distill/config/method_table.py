@@ -13,18 +13,23 @@ RowWeights = Literal["paper", "official", "uniform", "adaptive"]
 class Method:
     """What distinguishes one method from the others.
 
-    name: the value of `method.name`. description: one phrase, for the documentation.
-    loss: the loss of a row. kl: KL(base model || student), mean over response tokens; ce: cross-entropy on the
-        response.
-    target: the response of a row. sampled: from the advantageous prompt; gold: the data set's first answer.
-    weights: weights of trivial rows, if `method.weights` is left open. allowed_weights: all that this method can use.
-    anchor_weight: lambda, if `method.anchor_weight` is left open.
-    sum_over_k: whether the loss sums over the K trivial prompts of an example, as in the paper's R2, instead of
-    averaging.
-    reserves_anchor: whether a global batch has room for an anchor row of every example, also where none is computed.
-    on_policy: every row's response is the student's own answer to the row's prompt, not one answer to the advantageous
-        prompt for all rows of an example.
-    rounds: rounds of sampling and training, if `method.rounds` is left open. Only on-policy methods have more than one.
+    Attributes:
+        name: the value of `method.name`.
+        description: one phrase, for the documentation.
+        loss: the loss of a row. kl: KL(base model || student), mean over response tokens; ce: cross-entropy on the
+            response.
+        target: the response of a row. sampled: from the advantageous prompt; gold: the data set's first answer.
+        weights: weights of trivial rows, if `method.weights` is left open.
+        allowed_weights: all that this method can use.
+        anchor_weight: lambda, if `method.anchor_weight` is left open.
+        sum_over_k: whether the loss sums over the K trivial prompts of an example, as in the paper's R2, instead of
+            averaging.
+        reserves_anchor: whether a global batch has room for an anchor row of every example, also where none is
+            computed.
+        on_policy: every row's response is the student's own answer to the row's prompt, not one answer to the
+            advantageous prompt for all rows of an example.
+        rounds: rounds of sampling and training, if `method.rounds` is left open. Only on-policy methods have more than
+            one.
     """
 
     name: str

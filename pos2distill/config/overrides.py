@@ -14,7 +14,7 @@ def split_override(override: str) -> tuple[str, str | None]:
     return name.strip(), text if separator else None
 
 
-def sets(override: str, dotted: str) -> bool:
+def overrides_setting(override: str, dotted: str) -> bool:
     """Whether an override sets this setting, or a section around it."""
     return is_within(dotted, split_override(override)[0])
 

@@ -24,11 +24,12 @@ RECIPES = project_root() / "pipelines" / "recipes"
 class RawRecipe:
     """The sections of a recipe before they are validated.
 
-    raw: the sections with the overrides and with absolute paths.
-    source: where the sections are from, for errors.
-    overridden: dotted names of the settings that the command line sets.
-    without_overrides: the sections as the source has them.
-    written_paths, auto_precisions: see `Recipe`.
+    Attributes:
+        raw: the sections with the overrides and with absolute paths.
+        source: where the sections are from, for errors.
+        overridden: dotted names of the settings that the command line sets.
+        without_overrides: the sections as the source has them.
+        written_paths, auto_precisions: see `Recipe`.
     """
 
     raw: Mapping[str, Any]

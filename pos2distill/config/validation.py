@@ -43,7 +43,12 @@ _REPR.maxstring = _REPR.maxlong = _REPR.maxother = 80
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """The innermost field that a problem is in. path: its names in the file. section: the one that it belongs to."""
+    """The innermost field that a problem is in.
+
+    Attributes:
+        path: its names in the file.
+        section: the one that it belongs to.
+    """
 
     path: list[str]
     section: type[BaseModel]

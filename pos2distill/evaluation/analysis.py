@@ -9,16 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pos2distill.config import Study
 from pos2distill.evaluation.attribution import Attribution, summarize_attribution
 from pos2distill.evaluation.chains import Chain, judge_chain, summarize_chains
-from pos2distill.evaluation.statistics import Floats
 from pos2distill.evaluation.token_shift import Shift, estimate_mean, summarize_shift
-from pos2distill.records import Document, Example, Slots
+from pos2distill.records import Bools, Document, Example, Floats, Slots
 from pos2distill.tasks.permutations import arrange, evaluated_placements
 from pos2distill.tasks.thoughts import without_thought
 
@@ -34,8 +32,8 @@ def summarize_analysis(
     """The figures of one model.
 
     Args:
-        passes: a table of `PASSES_SCHEMA`. predictions: a table of `PREDICTION_SCHEMA`; only those at the prompt length
-        of training are used.
+        passes: a table of `PASSES_SCHEMA`.
+        predictions: a table of `PREDICTION_SCHEMA`; only those at the prompt length of training are used.
         examples: those of the predictions, by id.
     """
     documents, seed = study.data.documents, study.evaluation.seed
@@ -90,7 +88,7 @@ def _attention(passes: pa.Table, documents: int, seed: int) -> dict[str, Any]:
     return summary
 
 
-def _gold_documents(placements: Sequence[Sequence[Sequence[int]]], documents: int) -> npt.NDArray[np.bool_]:
+def _gold_documents(placements: Sequence[Sequence[Sequence[int]]], documents: int) -> Bools:
     """(E, S, D) which documents are gold."""
     gold_ESD = np.zeros((len(placements), len(placements[0]), documents), bool)
     for example, all_slots in enumerate(placements):
@@ -99,7 +97,7 @@ def _gold_documents(placements: Sequence[Sequence[Sequence[int]]], documents: in
     return gold_ESD
 
 
-def _attention_of(attention_ESNP: Floats, gold_ESD: npt.NDArray[np.bool_], seed: int) -> dict[str, Any]:
+def _attention_of(attention_ESNP: Floats, gold_ESD: Bools, seed: int) -> dict[str, Any]:
     """The attention of one kind of query: sums over the tokens of a part, means over heads and examples."""
     documents = gold_ESD.shape[2]
     mean_ESP = attention_ESNP.mean(2)

@@ -133,7 +133,8 @@ def _estimates_panel(analysis: Mapping[str, Any], estimates: Mapping[str, Sequen
     """Estimates by placement with their intervals: lines over the positions of one gold document, else points.
 
     Args:
-        analysis: names the placements. estimates: for each model, one estimate for each placement.
+        analysis: names the placements.
+        estimates: for each model, one estimate for each placement.
         y: the axis, without a field.
     """
     rows = []
@@ -179,7 +180,8 @@ def _heat_panels(analysis: Mapping[str, Any], tables: Mapping[str, Any], *, colu
     """A heat map for each model, rows by placement.
 
     Args:
-        analysis: names the placements. tables: for each model, (placements, columns) values.
+        analysis: names the placements.
+        tables: for each model, (placements, columns) values.
         column, value: titles of the columns and of the values.
     """
     highest = max(max(row) for table in tables.values() for row in table)

@@ -30,15 +30,17 @@ _UNKNOWN = -1  # a number that no document has
 class Chain:
     """Where one chain fails.
 
-    failed: its first failed step.
-        retrieval: it names a document that is not gold before it has named all gold ones, or never names all of them;
-        reasoning: no answer occurs before the conclusion, or the chain has no conclusion;
-        answer: the conclusion is not right, though the chain contains the answer;
-        none: right, with the right documents.
-    correct: whether the answer is right, which it may be in spite of a failed step.
-    wrong_slot: 0-based slot of the document at which retrieval failed; None if the chain named no wrong document, or a
-        number that no document has. golds_before: how many gold documents it named before, which is the index of the
-        hop that failed.
+    Attributes:
+        failed: its first failed step.
+            retrieval: it names a document that is not gold before it has named all gold ones, or never names all of
+            them;
+            reasoning: no answer occurs before the conclusion, or the chain has no conclusion;
+            answer: the conclusion is not right, though the chain contains the answer;
+            none: right, with the right documents.
+        correct: whether the answer is right, which it may be in spite of a failed step.
+        wrong_slot: 0-based slot of the document at which retrieval failed; None if the chain named no wrong document,
+            or a number that no document has.
+        golds_before: how many gold documents it named before, which is the index of the hop that failed.
     """
 
     failed: Step

@@ -90,9 +90,9 @@ def curve_chart(
 
     Args:
         curves: curves by name, all for prompts of one length.
-        advantageous: 0-based slot to mark where the chart has lines. references: horizontal lines in such a chart, by
-            the curve's name, as in `summarize_references`. selectable: choosing a name in the legend fades all other
-            lines; for more curves than can be distinguished.
+        advantageous: 0-based slot to mark where the chart has lines.
+        references: horizontal lines in such a chart, by the curve's name, as in `summarize_references`.
+        selectable: choosing a name in the legend fades all other lines; for more curves than can be distinguished.
     """
     any_curve = next(iter(curves.values()))
     names = {name: f"{name} (mean {curve.mean:.3f})" for name, curve in curves.items()}

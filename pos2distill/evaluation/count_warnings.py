@@ -4,21 +4,25 @@ from collections.abc import Mapping
 
 
 def count_warnings(counts: Mapping[str, int]) -> list[str]:
-    """All warnings about a stage's counts. Args: as in `truncation_warning`."""
+    """All warnings about a stage's counts.
+
+    Args:
+        counts: those in the manifest of any stage. What a stage does not count gives no warning.
+    """
     warnings = (
-        refusal_warning(counts),
-        truncation_warning(counts),
-        thought_warning(counts),
-        shortage_warning(counts),
-        usage_warning(counts),
-        search_warning(counts),
+        _refusal_warning(counts),
+        _truncation_warning(counts),
+        _thought_warning(counts),
+        _shortage_warning(counts),
+        _usage_warning(counts),
+        _search_warning(counts),
         distractor_warning(counts),
     )
     return [warning for warning in warnings if warning is not None]
 
 
-def refusal_warning(counts: Mapping[str, int]) -> str | None:
-    """A warning if a server refused prompts, else None. Args: as in `truncation_warning`."""
+def _refusal_warning(counts: Mapping[str, int]) -> str | None:
+    """A warning if a server refused prompts, else None."""
     if not counts.get("refused"):
         return None
     return (
@@ -27,8 +31,8 @@ def refusal_warning(counts: Mapping[str, int]) -> str | None:
     )
 
 
-def usage_warning(counts: Mapping[str, int]) -> str | None:
-    """A warning if a server did not count the tokens of prompts, else None. Args: as in `truncation_warning`."""
+def _usage_warning(counts: Mapping[str, int]) -> str | None:
+    """A warning if a server did not count the tokens of prompts, else None."""
     if not counts.get("without_usage"):
         return None
     return (
@@ -37,12 +41,8 @@ def usage_warning(counts: Mapping[str, int]) -> str | None:
     )
 
 
-def truncation_warning(counts: Mapping[str, int]) -> str | None:
-    """A warning if more than a tenth of a stage's answers reached `max_new_tokens`, else None.
-
-    Args:
-        counts: counts in the manifest of any stage; those of a stage that generates nothing give None.
-    """
+def _truncation_warning(counts: Mapping[str, int]) -> str | None:
+    """A warning if more than a tenth of a stage's answers reached `max_new_tokens`, else None."""
     section, answers = _answers(counts)
     truncated = counts.get("hit_max_tokens", 0)
     if 10 * truncated <= answers:
@@ -50,11 +50,8 @@ def truncation_warning(counts: Mapping[str, int]) -> str | None:
     return f"{truncated} of {answers} answers were cut at {section}.max_new_tokens; raise it if they are incomplete"
 
 
-def thought_warning(counts: Mapping[str, int]) -> str | None:
-    """A warning if more than a tenth of a stage's answers have a thought, else None.
-
-    Args: as in `truncation_warning`.
-    """
+def _thought_warning(counts: Mapping[str, int]) -> str | None:
+    """A warning if more than a tenth of a stage's answers have a thought, else None."""
     section, answers = _answers(counts)
     thoughts, unfinished = counts.get("thoughts", 0), counts.get("unfinished_thoughts", 0)
     if 10 * thoughts <= answers:
@@ -73,8 +70,8 @@ def _answers(counts: Mapping[str, int]) -> tuple[str, int]:
     return ("sampling", counts["sampled"]) if "sampled" in counts else ("evaluation", counts.get("prompts", 0))
 
 
-def shortage_warning(counts: Mapping[str, int]) -> str | None:
-    """A warning if fewer samples were kept than are wanted, else None. Args: as in `truncation_warning`."""
+def _shortage_warning(counts: Mapping[str, int]) -> str | None:
+    """A warning if fewer samples were kept than are wanted, else None."""
     if counts.get("kept", 0) >= counts.get("wanted", 0):
         return None
     return (
@@ -84,11 +81,8 @@ def shortage_warning(counts: Mapping[str, int]) -> str | None:
     )
 
 
-def search_warning(counts: Mapping[str, int]) -> str | None:
-    """A warning if more than half the candidates of a search for RoPE scales answer nothing right, else None.
-
-    Args: as in `truncation_warning`.
-    """
+def _search_warning(counts: Mapping[str, int]) -> str | None:
+    """A warning if more than half the candidates of a search for RoPE scales answer nothing right, else None."""
     candidates, useless = counts.get("candidates", 0), counts.get("without_right_answers", 0)
     if 2 * useless <= candidates:
         return None
@@ -99,10 +93,7 @@ def search_warning(counts: Mapping[str, int]) -> str | None:
 
 
 def distractor_warning(counts: Mapping[str, int]) -> str | None:
-    """A warning if more than a tenth of the evaluated questions have an answer in a distractor, else None.
-
-    Args: as in `truncation_warning`.
-    """
+    """A warning if more than a tenth of the evaluated questions have an answer in a distractor, else None."""
     found, questions = counts.get("answer_in_distractor", 0), counts.get("eval", 0)
     if 10 * found <= questions:
         return None

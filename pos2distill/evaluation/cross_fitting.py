@@ -10,11 +10,11 @@ Shapes: E examples, S slots, R resamples, D directions (two of each division).
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from pos2distill.evaluation.gap import score_excess
-from pos2distill.evaluation.statistics import Floats, Interval, bound_for_none, resample_counts, student_t
+from pos2distill.evaluation.statistics import Interval, bound_for_none, resample_counts, student_t
 from pos2distill.randomness import derive_generator
+from pos2distill.records import Bools, Floats
 
 _SPLITS = 200  # random divisions; others would change an estimate by less than a tenth of its standard error
 _RESAMPLE_SPLITS = 20  # only their spread is used
@@ -93,8 +93,9 @@ def with_interval(
 ) -> tuple[float, Interval]:
     """A change between -1 and 1 with its interval, from the parts of the examples and the changes of resamples.
 
-    fixed_factor: factor for the standard error of the parts' mean.
-    excess: what is added to the squares of the lower and of the upper side.
+    Args:
+        fixed_factor: factor for the standard error of the parts' mean.
+        excess: what is added to the squares of the lower and of the upper side.
     """
     examples = len(part_E)
     change = min(1.0, max(-1.0, float(part_E.mean())))
@@ -135,7 +136,7 @@ def _resampled(choosing_ES: Floats, measured_ES: Floats, contrast: _Contrast, we
     return total_R / (2 * _RESAMPLE_SPLITS)
 
 
-def _choosing_halves(examples: int, seed: int, splits: int) -> npt.NDArray[np.bool_]:
+def _choosing_halves(examples: int, seed: int, splits: int) -> Bools:
     """(D, E) which examples choose, D = 2 splits: of each random division the first half, then the second."""
     generator = derive_generator(seed, "cross-fitted gap")
     order_DE = generator.permuted(np.tile(np.arange(examples), (splits, 1)), axis=1)

@@ -12,7 +12,8 @@ from pos2distill.evaluation.search_charts import search_charts
 class EvaluationInputs:
     """Everything that the page shows.
 
-    task: the questions and answers at all prompt lengths, in the order of the evaluation's curves.
+    Attributes:
+        task: the questions and answers at all prompt lengths, in the order of the evaluation's curves.
     """
 
     run: RunDescription

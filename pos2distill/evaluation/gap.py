@@ -9,11 +9,11 @@ Shapes: E examples, S slots, P pairs of slots, R draws.
 from statistics import NormalDist
 
 import numpy as np
-import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
-from pos2distill.evaluation.statistics import Floats, Interval, Z, bound_for_none, student_factor
+from pos2distill.evaluation.statistics import Interval, Z, bound_for_none, student_factor
 from pos2distill.randomness import derive_generator
+from pos2distill.records import Bools, Floats
 
 _Z_POWER = NormalDist().inv_cdf(0.8)
 
@@ -169,14 +169,14 @@ def _enlargement(examples: int) -> float:
     return float((examples / max(examples - 1, 1)) ** 0.5 * student_factor(examples))
 
 
-def _contending(difference_SS: Floats, error_SS: Floats) -> npt.NDArray[np.bool_]:
+def _contending(difference_SS: Floats, error_SS: Floats) -> Bools:
     """(S, S) whether a pair of slots may have the largest difference."""
     margin_SS = _CONTENDING * error_SS
-    contends_SS: npt.NDArray[np.bool_] = difference_SS + margin_SS >= (difference_SS - margin_SS).max()
+    contends_SS: Bools = difference_SS + margin_SS >= (difference_SS - margin_SS).max()
     return contends_SS
 
 
-def _quantile_of_largest(contends_SS: npt.NDArray[np.bool_], error_SS: Floats, noise_RS: Floats) -> float:
+def _quantile_of_largest(contends_SS: Bools, error_SS: Floats, noise_RS: Floats) -> float:
     """The quantile of the largest error of the contending differences, each divided by its standard error."""
     # A pair that agrees in every example has no error, and is left out.
     divisor_SS = np.where(contends_SS & (error_SS > 1e-12), error_SS, np.inf)

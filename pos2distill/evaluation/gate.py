@@ -17,15 +17,18 @@ from pos2distill.errors import GateError
 from pos2distill.evaluation.formatting import format_lower, format_value
 from pos2distill.evaluation.gap import questions_above
 from pos2distill.evaluation.scores import Curve, Grid, paired_difference, share_examples
-from pos2distill.evaluation.statistics import Floats, questions_needed
+from pos2distill.evaluation.statistics import questions_needed
+from pos2distill.records import Floats
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
     """Limits in percentage points; None: not checked.
 
-    gap_above: limit of the GAP. mean_below: limit of the mean accuracy.
-    drop_above: limit of the drop of the mean below that of a baseline run.
+    Attributes:
+        gap_above: limit of the GAP.
+        mean_below: limit of the mean accuracy.
+        drop_above: limit of the drop of the mean below that of a baseline run.
     """
 
     gap_above: float | None = None
@@ -35,7 +38,11 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """A limit that a model passes. is_undecided: the value is beyond it, and the questions are too few to tell."""
+    """A limit that a model passes.
+
+    Attributes:
+        is_undecided: the value is beyond it, and the questions are too few to tell.
+    """
 
     line: str
     is_undecided: bool
@@ -45,9 +52,12 @@ class Passed:
 class _GateScore:
     """A measured value and its limit, in percentage points.
 
-    name: what the value is. bound: the end of its 95 % interval on the side of the limit. needed: computes how many
-    questions would decide; None if that is not known. examples: number of measured examples. is_floor: the limit is the
-    smallest value that passes, else the largest.
+    Attributes:
+        name: what the value is.
+        bound: the end of its 95 % interval on the side of the limit.
+        needed: computes how many questions would decide; None if that is not known.
+        examples: number of measured examples.
+        is_floor: the limit is the smallest value that passes, else the largest.
     """
 
     name: str
@@ -71,7 +81,8 @@ def check_gate(
     """Compare a model with its limits.
 
     Args:
-        curve: the curve of the grid. baseline: the grid of the run that `drop_above` compares with.
+        curve: the curve of the grid.
+        baseline: the grid of the run that `drop_above` compares with.
         bootstrap_samples, seed: settings of the intervals.
     Returns: for each limit that it passes.
     Raises:

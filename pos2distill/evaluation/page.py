@@ -56,11 +56,15 @@ _OUTCOMES_OF_TWO = {
 class RunDescription:
     """What every page shows of what was run, besides its results.
 
-    counts, seconds: the counts and the duration of each stage, by its name.
-    settings: all settings; changed_settings: those that differ from their defaults, by dotted name.
-    command, made_with, versions: how, where and with which packages the checkpoint was made; without a checkpoint, the
-    answers. prompt_lengths: tokens of prompts by number of documents, and of the model's context, as the stage
-    `evaluate` records them. search: what the stage `search scales` recorded, its details and counts; None without it.
+    Attributes:
+        counts, seconds: the counts and the duration of each stage, by its name.
+        settings: all settings.
+        changed_settings: those that differ from their defaults, by dotted name.
+        command, made_with, versions: how, where and with which packages the checkpoint was made; without a checkpoint,
+            the answers.
+        prompt_lengths: tokens of prompts by number of documents, and of the model's context, as the stage `evaluate`
+            records them.
+        search: what the stage `search scales` recorded, its details and counts; None without it.
     """
 
     name: str
@@ -81,10 +85,14 @@ class RunDescription:
 class ShownCurves:
     """The curves of one prompt length of one task, of which a page shows one at a time.
 
-    label: the text in the page's selection. curves: the curve of each model, by its name.
-    picture: the name of the chart's file; empty for none.
-    task, view: the indices of the questions and answers in the data of `encode_questions`.
-    task_name: empty for the main task. advantageous: the slot to mark. references: as in `curve_chart`.
+    Attributes:
+        label: the text in the page's selection.
+        curves: the curve of each model, by its name.
+        picture: the name of the chart's file; empty for none.
+        task, view: the indices of the questions and answers in the data of `encode_questions`.
+        task_name: empty for the main task.
+        advantageous: the slot to mark.
+        references: as in `curve_chart`.
     """
 
     label: str
@@ -112,9 +120,11 @@ def render_page(
     """The files of a page by name: `index.html`, `curves.csv`, and the charts as PNG.
 
     Args:
-        template: a template that extends page.html.j2. run, report: what it shows.
+        template: a template that extends page.html.j2.
+        run, report: what it shows.
         models: names of the answers' columns; one name may be empty.
-        charts: further charts, by name. values: further variables of the template.
+        charts: further charts, by name.
+        values: further variables of the template.
     """
     curves = [_to_page_curve(each) for each in shown]
     html = TEMPLATES.get_template(template).render(

@@ -36,9 +36,11 @@ _DOCUMENT_LENGTHS = (None, 1000, 400, 150)
 class EvaluatedPrompts:
     """One prompt length of one task, with the predictions of the models.
 
-    label: its name on the page. slot_of_rank: where the prompts' documents are reordered, as in `arrange`.
-    models: tables of `PREDICTION_SCHEMA`, also with other prompt lengths; that of the base model first. Of several
-    orders of the distractors, only the data set's is shown.
+    Attributes:
+        label: its name on the page.
+        slot_of_rank: where the prompts' documents are reordered, as in `arrange`.
+        models: tables of `PREDICTION_SCHEMA`, also with other prompt lengths; that of the base model first. Of several
+            orders of the distractors, only the data set's is shown.
     """
 
     label: str
@@ -51,9 +53,11 @@ class EvaluatedPrompts:
 class EvaluatedTask:
     """The questions of one task and the prompts that were made of them.
 
-    examples: a table of `EXAMPLE_SCHEMA`. locations: where the data set has each example, by its id.
-    chat: what the chat template writes before and after the message with the documents, with the other message
-    (`PromptBuilder.chat_frame`); None if it is not known.
+    Attributes:
+        examples: a table of `EXAMPLE_SCHEMA`.
+        locations: where the data set has each example, by its id.
+        chat: what the chat template writes before and after the message with the documents, with the other message
+            (`PromptBuilder.chat_frame`); None if it is not known.
     """
 
     metric: Metric
@@ -196,7 +200,8 @@ def document_order(documents: int, slots: Slots, slot_of_rank: Slots = ()) -> li
     """Which document of an example the prompt shows at each slot: indices among the gold documents, then the others.
 
     Args:
-        documents: number of documents in the prompt. slots, slot_of_rank: as in `arrange`, which decides the order.
+        documents: number of documents in the prompt.
+        slots, slot_of_rank: as in `arrange`, which decides the order.
     """
     numbered = []
     for index in range(documents):

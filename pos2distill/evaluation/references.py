@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pos2distill.config import Study
-from pos2distill.evaluation.statistics import Floats, accuracy_interval, difference_interval
+from pos2distill.evaluation.statistics import accuracy_interval, difference_interval
+from pos2distill.records import Floats
 
 REFERENCES = {"closed_book": "without documents", "gold_alone": "gold documents alone"}
 """The two kinds of prompts: their keys in results, and their descriptions for people."""

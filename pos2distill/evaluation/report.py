@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pos2distill.config import ModelSection, Study
+from pos2distill.config import Study
 from pos2distill.evaluation.analysis_charts import analysis_charts
 from pos2distill.evaluation.charts import AFTER, BEFORE, loss_chart, to_png, weights_chart
 from pos2distill.evaluation.page import TEMPLATES, RunDescription, ShownCurves, chart_library, render_page, themes
@@ -24,9 +24,10 @@ _PRIVATE = ("model.path", "data.path", "evaluation.also_evaluate")
 class Comparison:
     """Scores of the base model and of the distilled one on the same prompts of one length.
 
-    question_ids: the ids of the evaluated questions.
-    expected: each model's accuracy under `evaluation.retriever_ranks` and its interval; None without them.
-    references: see `compare_references`. Both are None unless this is the prompt length of training.
+    Attributes:
+        question_ids: the ids of the evaluated questions.
+        expected: each model's accuracy under `evaluation.retriever_ranks` and its interval; None without them.
+        references: see `compare_references`. Both are None unless this is the prompt length of training.
     """
 
     dataset: str
@@ -43,17 +44,19 @@ class Comparison:
 class ReportInputs:
     """Everything that the report shows.
 
-    main: the comparison at the prompt length of the training data; others: those at further lengths; other_tasks: those
-    on other tasks, by name.
-    advantageous: the slots; none if each example has its own. choice: their accuracy and interval if they were chosen
-    by measurement.
-    tasks: the questions and answers of the main task at all prompt lengths, then of the other tasks.
-    steps: the training log.
-    analyses: content of analysis.json by model, `base` first; empty if the study has none.
-    artifacts: the folders of both models' answers, `base` and `distilled`.
-    base_model: the base model's name on the hub; None for a folder. license: the base model's, as its card
-    names it; None if it names none.
-    has_adapter: whether the checkpoint also has its adapters as separate files.
+    Attributes:
+        main: the comparison at the prompt length of the training data.
+        others: those at further lengths.
+        other_tasks: those on other tasks, by name.
+        advantageous: the slots; none if each example has its own.
+        choice: their accuracy and interval if they were chosen by measurement.
+        tasks: the questions and answers of the main task at all prompt lengths, then of the other tasks.
+        steps: the training log.
+        analyses: content of analysis.json by model, `base` first; empty if the study has none.
+        artifacts: the folders of both models' answers, `base` and `distilled`.
+        base_model: the base model's name on the hub; None for a folder.
+        license: the base model's, as its card names it; None if it names none.
+        has_adapter: whether the checkpoint also has its adapters as separate files.
     """
 
     run: RunDescription
@@ -163,7 +166,8 @@ def render_analysis(name: str, analyses: Mapping[str, Mapping[str, Any]]) -> dic
     """The files of an analysis without a report: `index.html`, and the charts as PNG.
 
     Args:
-        name: name of the recipe. analyses: as in `ReportInputs`; not empty.
+        name: name of the recipe.
+        analyses: as in `ReportInputs`; not empty.
     """
     charts = analysis_charts(analyses)
     html = TEMPLATES.get_template("analysis_page.html.j2").render(
@@ -211,22 +215,6 @@ def render_model_card(inputs: ReportInputs) -> str:
     base = inputs.base_model or _last_part(str(inputs.run.settings["model"]["path"]))
     return TEMPLATES.get_template("model_card.md.j2").render(
         run=inputs.run, report=inputs, verdict=verdict(inputs.main), base=base, settings=settings
-    )
-
-
-def render_scales_card(model: ModelSection, scales: Sequence[float], *, searched: bool, is_hub_name: bool) -> str:
-    """A README.md for the config of a model with RoPE scales: what it is and how to load it.
-
-    Args:
-        searched: whether a search found the scales; otherwise they were given.
-        is_hub_name: whether the model's path is its name on the hub. Another path or URL is not shown (see above).
-    """
-    served = f"{model.path} --revision {model.revision}" if model.revision else model.path
-    return TEMPLATES.get_template("scaled_model.md.j2").render(
-        model=model.path if is_hub_name else _last_part(model.path),
-        served=served if is_hub_name else "MODEL",
-        scales=list(scales),
-        searched=searched,
     )
 
 

@@ -37,15 +37,18 @@ class Picture:
 class Evaluation:
     """One model's answers at every slot.
 
-    curves: accuracy by slot, for each prompt length; that of training first.
-    expected: the accuracy under `evaluation.retriever_ranks`, and `ci95`, its interval; None without them.
-    references: see `summarize_references`.
-    questions_to_see: how many questions show a difference between two slots, by its points (see
-    `questions_to_see_positions`). Like the references, they are of the prompt length of training.
-    predictions: a table of `PREDICTION_SCHEMA`. refused: a table of `REFUSAL_SCHEMA`: the prompts that a server
-    refused; their questions are left out of everything else. counts: the counts in the stage's manifest.
-    cost: cost of all answered requests, in the currency of the prices; None without prices or without counts.
-    fingerprint: fingerprint of everything the answers depend on.
+    Attributes:
+        curves: accuracy by slot, for each prompt length; that of training first.
+        expected: the accuracy under `evaluation.retriever_ranks`, and `ci95`, its interval; None without them.
+        references: see `summarize_references`.
+        questions_to_see: how many questions show a difference between two slots, by its points (see
+            `questions_to_see_positions`). Like the references, they are of the prompt length of training.
+        predictions: a table of `PREDICTION_SCHEMA`.
+        refused: a table of `REFUSAL_SCHEMA`: the prompts that a server refused; their questions are left out of
+            everything else.
+        counts: the counts in the stage's manifest.
+        cost: cost of all answered requests, in the currency of the prices; None without prices or without counts.
+        fingerprint: fingerprint of everything the answers depend on.
     """
 
     model: str
@@ -112,7 +115,8 @@ def to_evaluation(
     """The evaluation of a model from its predictions.
 
     Args:
-        study: names the data set and its metric, and sets the bootstrap. model: the model's name for people.
+        study: names the data set and its metric, and sets the bootstrap.
+        model: the model's name for people.
         prices: settings with the prices of tokens.
     """
     settings = study.evaluation

@@ -15,13 +15,12 @@ import pyarrow.compute as pc
 from pos2distill.evaluation.cross_fitting import best_slot_change, corrected_gap, gap_change
 from pos2distill.evaluation.gap import difference_variances, gap_interval, position_p_value
 from pos2distill.evaluation.statistics import (
-    Floats,
     Interval,
     accuracy_interval,
     difference_interval,
     questions_needed,
 )
-from pos2distill.records import Slots
+from pos2distill.records import Floats, Slots
 
 _SHOWN_POINTS = (1, 2, 5, 10)
 _DRAWS = 1999  # random shifts in the test of position; the smallest p value is 1 / 2000
@@ -32,11 +31,15 @@ _HARDLY_ANY = 0.02  # fraction of the answers at a slot, with 95 % confidence
 class Grid:
     """The scores of every example at every placement.
 
-    slots: slots of each placement; where examples have different numbers of hops, those of an example with the fewest.
-    groups: name of each placement's group; "" for none.
-    correct_ES: 1 where the answer is correct, else 0; with several orders of the distractors, the fraction of orders.
-    f1_ES: token F1 of the answer; its mean over orders. orders: number of orders of the distractors.
-    refused: ids of evaluated examples that are left out, since a server refused one of their prompts.
+    Attributes:
+        slots: slots of each placement; where examples have different numbers of hops, those of an example with the
+            fewest.
+        groups: name of each placement's group; "" for none.
+        correct_ES: 1 where the answer is correct, else 0; with several orders of the distractors, the fraction of
+            orders.
+        f1_ES: token F1 of the answer; its mean over orders.
+        orders: number of orders of the distractors.
+        refused: ids of evaluated examples that are left out, since a server refused one of their prompts.
     """
 
     documents: int
@@ -53,12 +56,16 @@ class Grid:
 class Curve:
     """Accuracy by slot and its summary; fractions, not percent.
 
-    slots: 0-based; an int for one gold document, a tuple in hop order for several.
-    gap: max - min of accuracy_by_slot. gap_corrected: without its upward bias (see `corrected_gap`). position_p: the
-    probability that slots differ at least as much if position has no effect. broken_by_order: by slot, the fraction of
-    questions that are right in one order of the distractors and wrong in another (PSR); empty for one order. by_group:
-    mean accuracy of each group of placements. f1: mean token F1.
-    accuracy_ci95, ci95 (of the mean), gap_ci95, by_group_ci95: 95 % intervals, see `statistics`.
+    Attributes:
+        slots: 0-based; an int for one gold document, a tuple in hop order for several.
+        gap: max - min of accuracy_by_slot.
+        gap_corrected: without its upward bias (see `corrected_gap`).
+        position_p: the probability that slots differ at least as much if position has no effect.
+        broken_by_order: by slot, the fraction of questions that are right in one order of the distractors and wrong in
+            another (PSR); empty for one order.
+        by_group: mean accuracy of each group of placements.
+        f1: mean token F1.
+        accuracy_ci95, ci95, gap_ci95, by_group_ci95: 95 % intervals, see `statistics`; `ci95` is that of the mean.
     """
 
     documents: int
@@ -198,7 +205,8 @@ def expected_accuracy(grid: Grid, ranks: Sequence[float]) -> tuple[float, Interv
     Between measured slots, accuracy is interpolated; beyond the first and the last one, theirs is used.
 
     Args:
-        grid: scores of prompts with one gold document. ranks: how often the gold document has each rank, in proportion.
+        grid: scores of prompts with one gold document.
+        ranks: how often the gold document has each rank, in proportion.
     """
     weight_S = _slot_weights(grid, ranks)
     value_E = grid.correct_ES @ weight_S

@@ -8,11 +8,11 @@ Shapes: E examples, S slots, R resamples.
 from statistics import NormalDist
 
 import numpy as np
-import numpy.typing as npt
 
+from pos2distill.proportions import wilson_interval
 from pos2distill.randomness import derive_generator
+from pos2distill.records import Floats
 
-Floats = npt.NDArray[np.float64]
 Interval = tuple[float, float]
 
 Z = NormalDist().inv_cdf(0.975)
@@ -41,8 +41,9 @@ def accuracy_interval(value_E: Floats, answers: float = 1) -> Interval:
     few answers; effective number as in surveys (Korn and Graubard 1998).
 
     Args:
-        value_E: mean of each example's answers. answers: the most independent answers that one example can count as,
-            which is its number of answers if they have equal weights; n is at most E * answers.
+        value_E: mean of each example's answers.
+        answers: the most independent answers that one example can count as, which is its number of answers if they have
+            equal weights; n is at most E * answers.
     """
     # Weighted sums of answers that are all right differ from 1, and from one another, by rounding.
     value_E = np.clip(value_E.round(12), 0.0, 1.0)
@@ -53,8 +54,8 @@ def accuracy_interval(value_E: Floats, answers: float = 1) -> Interval:
     if not is_proportion and np.ptp(value_E) > 0:
         variance = float(value_E.var(ddof=1)) / examples
         effective = mean * (1 - mean) / variance / student_factor(examples) ** 2
-    count = min(effective, examples * answers)
-    low, high = _wilson(mean, count)
+    count = min(effective, float(examples * answers))
+    low, high = wilson_interval(mean, count, Z)
     return min(low, _few_right(mean, count)), max(high, 1 - _few_right(1 - mean, count))
 
 
@@ -134,7 +135,8 @@ def fraction_interval(
     if answers == 1 or np.ptp(fraction_E.round(12)) == 0:
         return accuracy_interval(fraction_E, answers)
     # Examples of different sizes count as fewer examples of one size.
-    lowest, highest = _wilson(float(part_E.sum() / total_E.sum()), float(total_E.sum() ** 2 / (total_E**2).sum()))
+    fraction, effective = float(part_E.sum() / total_E.sum()), float(total_E.sum() ** 2 / (total_E**2).sum())
+    lowest, highest = wilson_interval(fraction, effective, Z)
     if len(part_E) < _FEW:
         return lowest, highest
     left_E = np.where(total_E - part_E > 1e-9, total_E - part_E, 0.0)
@@ -169,7 +171,8 @@ def questions_needed(difference: float, deviation: float) -> int:
         n = ((z_.975 + z_.8) deviation / difference)^2
 
     Args:
-        difference: the difference to detect, > 0. deviation: standard deviation of the examples' differences.
+        difference: the difference to detect, > 0.
+        deviation: standard deviation of the examples' differences.
     """
     factor = Z + _POWER_80
     return max(2, int(np.ceil((factor * deviation / difference) ** 2)))
@@ -184,7 +187,7 @@ def resample_counts(examples: int, bootstrap_samples: int, seed: int) -> Floats:
 
 def bound_for_none(examples: int) -> float:
     """The uncertainty if so many examples are all equal: Wilson's upper 95 % bound for 0 of them."""
-    return _wilson(0.0, examples)[1]
+    return wilson_interval(0.0, examples, Z)[1]
 
 
 def student_t(freedom: int) -> float:
@@ -215,11 +218,3 @@ def _few_right(mean: float, count: float) -> float:
     right = round(mean * count, 9)
     is_few = right < len(_FEW_RIGHT) - 1 and mean <= 0.5
     return float(np.interp(right, range(len(_FEW_RIGHT)), _FEW_RIGHT)) / count if is_few else 1.0
-
-
-def _wilson(mean: float, count: float) -> Interval:
-    """Wilson's 95 % interval for a proportion among `count` trials."""
-    correction = Z**2 / count
-    center = (mean + correction / 2) / (1 + correction)
-    margin = np.sqrt(mean * (1 - mean) * correction + correction**2 / 4) / (1 + correction)
-    return max(0.0, float(center - margin)), min(1.0, float(center + margin))

@@ -44,8 +44,10 @@ class Estimate:
 class ModelEstimates:
     """One model's scores on one task, over seeds.
 
-    gap: max - min. gap_corrected: without its upward bias; its interval is None for one seed, since it has none over
-    questions. groups: mean accuracy of each group of placements.
+    Attributes:
+        gap: max - min.
+        gap_corrected: without its upward bias; its interval is None for one seed, since it has none over questions.
+        groups: mean accuracy of each group of placements.
     """
 
     mean: Estimate
@@ -59,7 +61,9 @@ class ModelEstimates:
 class TaskEstimates:
     """One task's scores before and after distillation, over seeds.
 
-    difference: paired difference of the means, after minus before. gap_change: that of the corrected GAPs.
+    Attributes:
+        difference: paired difference of the means, after minus before.
+        gap_change: that of the corrected GAPs.
     """
 
     before: ModelEstimates
@@ -70,7 +74,11 @@ class TaskEstimates:
 
 @dataclass(frozen=True, slots=True)
 class SweepRow:
-    """One row of the report: a setting with all its seeds. tasks: each task by its name, the training task first."""
+    """One row of the report: a setting with all its seeds.
+
+    Attributes:
+        tasks: each task by its name, the training task first.
+    """
 
     label: str
     seeds: int
@@ -94,8 +102,9 @@ def estimate(
     the interval covers the truth in simulations.
 
     Args:
-        values: at least one value. intervals: the interval of each value over its questions; that of a single seed is
-            the result. shared: the fraction of its questions that a seed shares with another (`shared_fraction`).
+        values: at least one value.
+        intervals: the interval of each value over its questions; that of a single seed is the result.
+        shared: the fraction of its questions that a seed shares with another (`shared_fraction`).
         bounds: what the value can be; the interval ends there.
     """
     mean = float(np.mean(values))

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from pos2distill.evaluation.statistics import Floats, fraction_interval, ratio_interval
+from pos2distill.evaluation.statistics import fraction_interval, ratio_interval
+from pos2distill.records import Bools, Floats
 
 RESAMPLES = 2000
 SHOWN_TOKENS = 64  # length of `nats_by_token`
@@ -33,13 +33,15 @@ _TOPS = (("top_1", 1, 0.0), ("top_3", 3, 0.0), ("top_10_percent", 1, 0.1))
 class Shift:
     """The passes over one example's response.
 
-    kl_ST: nats. agrees_ST: whether the most likely token is the base model's at the advantageous slot.
-    trivial_S: whether the slot is not the advantageous one.
+    Attributes:
+        kl_ST: nats.
+        agrees_ST: whether the most likely token is the base model's at the advantageous slot.
+        trivial_S: whether the slot is not the advantageous one.
     """
 
     kl_ST: Floats
-    agrees_ST: npt.NDArray[np.bool_]
-    trivial_S: npt.NDArray[np.bool_]
+    agrees_ST: Bools
+    trivial_S: Bools
 
 
 def summarize_shift(shifts: Sequence[Shift], *, seed: int) -> dict[str, Any]:
@@ -81,7 +83,7 @@ def _estimate_fraction(value_E: Floats, tokens: int, seed: int) -> dict[str, Any
     return {"value": float(value_E.mean()), "ci95": list(interval)}
 
 
-def _row_means(value_ES: Floats, trivial_ES: npt.NDArray[np.bool_]) -> Floats:
+def _row_means(value_ES: Floats, trivial_ES: Bools) -> Floats:
     """(E,) each example's mean over its trivial slots, of the examples that have some."""
     kept_E = trivial_ES.any(1)
     means_E: Floats = np.where(trivial_ES, value_ES, 0.0)[kept_E].sum(1) / trivial_ES[kept_E].sum(1)

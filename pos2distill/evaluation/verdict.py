@@ -18,7 +18,8 @@ def describe_change(before: Curve, after: Curve, paired: Mapping[str, Any]) -> s
     includes 0.
 
     Args:
-        before, after: curves of the same prompts. paired: what `paired_difference` returns.
+        before, after: curves of the same prompts.
+        paired: what `paired_difference` returns.
     """
     nothing_before, nothing_after = before.why_gap_is_meaningless, after.why_gap_is_meaningless
     if nothing_before and nothing_after:

@@ -54,7 +54,8 @@ def topk_kl(top_ids_TK: Tensor, top_logprobs_TK: Tensor, student_TV: Tensor) -> 
     distributions, so it is zero if the student agrees on every one of the K tokens and on the rest.
 
     Args:
-        top_ids_TK: (T, K) int, no token twice. top_logprobs_TK: (T, K), their log-probabilities.
+        top_ids_TK: (T, K) int, no token twice.
+        top_logprobs_TK: (T, K), their log-probabilities.
         student_TV: (T, V) logits; gradients flow to them.
     Returns: (T,) float32, >= 0.
     """
@@ -75,7 +76,8 @@ def mean_by_row(value_T: Tensor, row_T: Tensor, rows: int) -> Tensor:
     """Mean over each row's tokens.
 
     Args:
-        value_T: (T,). row_T: (T,) int, the row of each token; every row 0..rows-1 has at least one.
+        value_T: (T,).
+        row_T: (T,) int, the row of each token; every row 0..rows-1 has at least one.
     Returns: (N,) with N = rows.
     """
     total_N = value_T.new_zeros(rows).index_add(0, row_T, value_T)

@@ -66,7 +66,8 @@ def adaptive_weights(ce_N: Tensor, reference_N: Tensor, trivial_N: Tensor) -> Te
     Ours; the paper leaves weights for R2 as future work (arXiv:2508.15709, "Limitations").
 
     Args:
-        ce_N, reference_N: (N,) nats, mean over response tokens; finite. trivial_N: (N,) bool.
+        ce_N, reference_N: (N,) nats, mean over response tokens; finite.
+        trivial_N: (N,) bool.
     Returns: (N,) float32, detached; 0 where not trivial.
     Raises: ValueError naming the rows at fault.
     """

@@ -25,7 +25,8 @@ class PartSums:
 
     Args:
         kernel: the model's own, for packed rows.
-        one_hot_KP: for each row, which part a token belongs to. lengths: the length of each row's response.
+        one_hot_KP: for each row, which part a token belongs to.
+        lengths: the length of each row's response.
     """
 
     def __init__(self, kernel: Callable[..., Any], one_hot_KP: Sequence[Tensor], lengths: Sequence[int]) -> None:

@@ -3,11 +3,9 @@
 import errno
 import functools
 import hashlib
-import http.client
 import os
 import re
 import shutil
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from pos2distill.config.yaml_reader import parse_value
 from pos2distill.errors import TransientError, UserError, no_such_folder
 from pos2distill.faults import disk_is_full, error_text, fix_hint, is_permanent
 from pos2distill.scratch import locked, user_folder
-from pos2distill.urls import open_url, require_listable, storage_errors
+from pos2distill.urls import open_url, require_answer, require_listable, storage_errors
 
 _SAMPLE_BYTES = 1 << 16
 _SAMPLES = 256
@@ -250,7 +248,7 @@ def _hub_snapshot(model: ModelSection, patterns: list[str]) -> str:
             why = f"{constants.ENDPOINT} cannot be reached ({error.__cause__}); check the path, or the network"
         raise TransientError(f"{unavailable}: {why}") from None
     except (HfHubHTTPError, OSError) as error:
-        if _is_of_the_disk(error):
+        if _is_disk_error(error):
             raise UserError(
                 f"{model.path}: cannot be stored in {constants.HF_HUB_CACHE}: {error_text(error)}{fix_hint(error)}"
             ) from None
@@ -263,7 +261,7 @@ def _hub_snapshot(model: ModelSection, patterns: list[str]) -> str:
 _CACHE_ERRORS = (errno.EROFS, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
-def _is_of_the_disk(error: Exception) -> bool:
+def _is_disk_error(error: Exception) -> bool:
     """Whether the folder that models are downloaded to cannot be used."""
     is_permission_error = isinstance(error, PermissionError) and error.filename is not None
     return is_permission_error or disk_is_full(error) or getattr(error, "errno", None) in _CACHE_ERRORS
@@ -276,18 +274,12 @@ def _first_line(error: Exception) -> str:
 def _times_out(address: str) -> bool:
     """Whether a server does not answer in time, as behind a firewall. huggingface_hub 2.4 itself waits without end."""
     try:
-        _request(address)
-    except OSError as error:
-        return isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError)
-    except (ValueError, http.client.HTTPException):
-        return False  # the hub's library says what is wrong with the address or the answer
+        require_answer(address, _HUB_SECONDS)
+    except TimeoutError:
+        return True
+    except (OSError, ValueError):
+        return False  # the hub's library says what is wrong with the address or the connection
     return False
-
-
-@functools.cache
-def _request(address: str) -> None:
-    """Send a server any request. Once it has answered, no further one is sent; failures are not cached."""
-    urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=_HUB_SECONDS).close()
 
 
 def is_hub_name(path: str) -> bool:

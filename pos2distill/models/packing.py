@@ -95,7 +95,8 @@ class PackedRows:
         """A row's attention mask, (1, 1, Q, K), added to the scores. It is cached, since all layers use the same one.
 
         Args:
-            row: its index. window: how many tokens back a query sees, its own included; None: to the beginning.
+            row: its index.
+            window: how many tokens back a query sees, its own included; None: to the beginning.
             like: a tensor of the mask's dtype and device.
         """
         # Layers of one model can differ in their window, and autocast can change the dtype.
@@ -176,7 +177,8 @@ def collate(
     distills one after the end.
 
     Args:
-        prompts: each row's prompt. responses: each row's response.
+        prompts: each row's prompt.
+        responses: each row's response.
         alignment: which position's logits belong to a response token.
         group_ids: each row's group. Neighboring rows with the same id share their common prompt prefix, which only
             models that were loaded with `packed=True` can compute. None: no row shares tokens.

@@ -1,9 +1,9 @@
 """The limit on failed samples: a failed sample is recorded and skipped, but too many of them stop the run."""
 
-import math
 from collections.abc import Sequence
 
 from pos2distill.errors import UserError
+from pos2distill.proportions import wilson_interval
 
 FAILED = ("failed", "empty")  # outcomes
 _MIN_SAMPLES = 20  # a fraction of fewer samples says too little
@@ -49,7 +49,10 @@ class FailureGuard:
                     self._first_errors.append(f"sample {sample_id}: {error or 'an empty answer'}")
         # With few or no failures the lower end is 0, except for rounding.
         exceeds = self.failed > self.max_fraction * self.seen
-        if exceeds and self.seen >= _MIN_SAMPLES and _lower_bound(self.failed, self.seen) > self.max_fraction:
+        if not exceeds or self.seen < _MIN_SAMPLES:
+            return
+        low, _ = wilson_interval(self.failed / self.seen, self.seen, _STANDARD_ERRORS)
+        if low > self.max_fraction:
             raise self._error(self.failed, self.seen)
 
     def finish(self) -> None:
@@ -70,10 +73,3 @@ class FailureGuard:
 def describe_failures(failed: int, seen: int, max_fraction: float) -> str:
     """The part of a message that reports too many failed samples."""
     return f"{failed} of {seen} samples failed (more than runtime.max_failed_fraction={max_fraction:g})"
-
-
-def _lower_bound(failed: int, seen: int) -> float:
-    """The lower end of Wilson's interval for the fraction of failures."""
-    fraction, z2 = failed / seen, _STANDARD_ERRORS**2
-    spread = math.sqrt(z2 * (fraction * (1 - fraction) / seen + z2 / (4 * seen**2)))
-    return (fraction + z2 / (2 * seen) - spread) / (1 + z2 / seen)

@@ -24,7 +24,16 @@ ProcessFunction = Callable[[GenerationResult, Sequence[str]], ProcessedResponse]
 
 # Columns that a response takes over from its prompt.
 _PROMPT_COLUMNS = (
-    *("example_id", "sample_id", "documents", "placement", "order", "group", "slots", "prompt_ids", "seed", "example"),
+    "example_id",
+    "sample_id",
+    "documents",
+    "placement",
+    "order",
+    "group",
+    "slots",
+    "prompt_ids",
+    "seed",
+    "example",
 )
 
 

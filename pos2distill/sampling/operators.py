@@ -35,7 +35,9 @@ AsyncTableFunction = Callable[[pa.Table], Awaitable[pa.Table]]
 class TaskOperator:
     """A stateless step.
 
-    function: picklable. max_tasks: how many calls may run at the same time; None: no limit.
+    Attributes:
+        function: picklable.
+        max_tasks: how many calls may run at the same time; None: no limit.
     """
 
     name: str
@@ -47,10 +49,12 @@ class TaskOperator:
 class ActorOperator:
     """A step with state that is expensive to create, such as a model.
 
-    create: picklable; called once in each actor. pool: number of actors, their resources and batch size.
-    is_async: `create` returns a coroutine function, whose calls may overlap.
-    only_needed: for asynchronous operators in a stage that reports progress. Before each batch (a whole block), ask
-    which samples are still needed and drop the others; wait if the samples in progress will probably suffice.
+    Attributes:
+        create: picklable; called once in each actor.
+        pool: number of actors, their resources and batch size.
+        is_async: `create` returns a coroutine function, whose calls may overlap.
+        only_needed: for asynchronous operators in a stage that reports progress. Before each batch (a whole block), ask
+            which samples are still needed and drop the others; wait if the samples in progress will probably suffice.
     """
 
     name: str

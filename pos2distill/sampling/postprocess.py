@@ -22,17 +22,18 @@ if TYPE_CHECKING:
 class ProcessedResponse:
     """A response after truncation, scoring and filtering.
 
-    text: the generated text, after the `<think>` that the chat template may have written before it.
-    truncated_text: the part that is kept; its answer is scored. A thought before the answer is kept with it.
-    response_ids: token ids of the truncated text and the end-of-turn token; the student is distilled on these. A text
-        that was cut at `max_new_tokens` has no end-of-turn token, so that no student learns to stop there.
-    outcome: `kept`, or the reason why not: `wrong`, `empty` (no text) or `failed` (no response). Where a model on a
-        server is evaluated also `refused` (the server refuses the prompt for its content) or `unanswered` (the server
-        did not answer, and may later).
-    top: the most likely tokens at the first S positions of `response_ids`; None if the engine recorded none or the
-        response is not kept. The engine's distribution at a position is valid only if the engine generated the same
-        tokens before that position, so S is the length of the common prefix of generated and kept tokens, plus 1. S is
-        less than the length of `response_ids` if a truncated line was tokenized again.
+    Attributes:
+        text: the generated text, after the `<think>` that the chat template may have written before it.
+        truncated_text: the part that is kept; its answer is scored. A thought before the answer is kept with it.
+        response_ids: token ids of the truncated text and the end-of-turn token; the student is distilled on these. A
+            text that was cut at `max_new_tokens` has no end-of-turn token, so that no student learns to stop there.
+        outcome: `kept`, or the reason why not: `wrong`, `empty` (no text) or `failed` (no response). Where a model on a
+            server is evaluated also `refused` (the server refuses the prompt for its content) or `unanswered` (the
+            server did not answer, and may later).
+        top: the most likely tokens at the first S positions of `response_ids`; None if the engine recorded none or the
+            response is not kept. The engine's distribution at a position is valid only if the engine generated the same
+            tokens before that position, so S is the length of the common prefix of generated and kept tokens, plus 1. S
+            is less than the length of `response_ids` if a truncated line was tokenized again.
     """
 
     text: str

@@ -34,8 +34,10 @@ _KILL_ATTEMPTS = 20
 class _Process:
     """An entry of /proc.
 
-    parent: its pid. start: clock ticks from boot to the process's start; a later process with the same pid has a later
-    start. dead: it has ended, but its parent has not waited for it yet.
+    Attributes:
+        parent: its pid.
+        start: clock ticks from boot to the process's start; a later process with the same pid has a later start.
+        dead: it has ended, but its parent has not waited for it yet.
     """
 
     parent: int
@@ -47,17 +49,13 @@ ProcessTable = Mapping[int, _Process]  # by pid
 
 
 @functools.cache
-def start_reaper(scan_log: str = "") -> "subprocess.Popen[bytes]":
-    """Kill all processes that this process starts from now on, when it ends. Earlier ones are not touched.
-
-    Args:
-        scan_log: a file to which a byte is appended after each scan, so that tests can wait for scans; empty for none.
-    """
+def start_reaper() -> "subprocess.Popen[bytes]":
+    """Kill all processes that this process starts from now on, when it ends. Earlier ones are not touched."""
     table = read_processes()
     own_pid = os.getpid()
     earlier = json.dumps(sorted(descendants([own_pid], table)))
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__, str(own_pid), str(table[own_pid].start), earlier, scan_log],
+        [sys.executable, "-I", "-S", __file__, str(own_pid), str(table[own_pid].start), earlier],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -65,7 +63,7 @@ def start_reaper(scan_log: str = "") -> "subprocess.Popen[bytes]":
     )
 
 
-def watch(parent: int, start: int, ignored: Collection[int], scan_log: str = "") -> None:
+def watch(parent: int, start: int, ignored: Collection[int]) -> None:
     """Remember the parent's descendants while it lives, then kill them.
 
     A descendant is remembered even if the process between it and the parent ends.
@@ -74,7 +72,6 @@ def watch(parent: int, start: int, ignored: Collection[int], scan_log: str = "")
         parent: pid of the parent.
         start: start of the parent, as in `_Process`.
         ignored: pids of processes that are not killed. Their descendants are not killed either.
-        scan_log: see `start_reaper`.
     """
     known: dict[int, int] = {}  # start by pid
     while True:
@@ -89,9 +86,6 @@ def watch(parent: int, start: int, ignored: Collection[int], scan_log: str = "")
         if not parent_lives:
             kill(known)
             return
-        if scan_log:
-            with open(scan_log, "ab") as log:
-                log.write(b".")
         time.sleep(_SCAN_INTERVAL_SECONDS)
 
 
@@ -169,4 +163,4 @@ def _is_resource_tracker(pid: int) -> bool:
 
 
 if __name__ == "__main__":
-    watch(int(sys.argv[1]), int(sys.argv[2]), frozenset(json.loads(sys.argv[3])), sys.argv[4])
+    watch(int(sys.argv[1]), int(sys.argv[2]), frozenset(json.loads(sys.argv[3])))

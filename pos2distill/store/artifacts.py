@@ -8,7 +8,7 @@ folder of their own, so results of other settings are kept.
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,10 @@ _SECONDS = pydantic.TypeAdapter(dict[str, float])
 class Manifest:
     """Content of `manifest.json`.
 
-    counts: rows in, and what became of them; they add up, as each stage documents.
-    seconds: wall-clock time by stage; of sampling and training over all runs that were not killed. details: further
-    values of the stage.
+    Attributes:
+        counts: rows in, and what became of them; they add up, as each stage documents.
+        seconds: wall-clock time by stage; of sampling and training over all runs that were not killed.
+        details: further values of the stage.
     """
 
     fingerprint: str
@@ -140,8 +141,7 @@ class Artifact:
             seconds: the seconds that this run took; those of earlier runs (`add_seconds`) are added.
         """
         manifest = Manifest(self.fingerprint, dict(counts), self._with_earlier(seconds), dict(details or {}))
-        fields = {name: getattr(manifest, name) for name in Manifest.__slots__}
-        self.write_json(_MANIFEST, {"schema_version": SCHEMA_VERSION, **fields})
+        self.write_json(_MANIFEST, {"schema_version": SCHEMA_VERSION, **asdict(manifest)})
         self.remove(_SECONDS_FILE)
         return manifest
 
@@ -194,8 +194,8 @@ class Artifact:
         """Read one Parquet file of the artifact.
 
         Args:
-            schema: that of the whole file, if it is checked. count: the name of its number of rows in the manifest's
-                counts, if that is checked.
+            schema: that of the whole file, if it is checked.
+            count: the name of its number of rows in the manifest's counts, if that is checked.
         Raises:
             UserError: see `reading`; the file is also corrupt if it has other columns or another number of rows.
         """
@@ -207,7 +207,7 @@ class Artifact:
                 raise ValueError("its columns are not those of the table")
         manifest = self.manifest() if count else None
         if manifest is not None and manifest.counts.get(count) != len(table):
-            raise UserError(f"{self.url}/{name}: {_again('corrupt', self.url)}")
+            raise UserError(f"{self.url}/{name}: {_rerun_message('corrupt', self.url)}")
         return table
 
     def write_json(self, name: str, value: Any) -> None:
@@ -237,12 +237,12 @@ class Artifact:
             try:
                 yield
             except (FileNotFoundError, pa.ArrowException, ValueError, KeyError, RecursionError) as error:
-                missing = isinstance(error, FileNotFoundError)
-                raise UserError(f"{self.url}/{name}: {_again('missing' if missing else 'corrupt', self.url)}") from None
+                what = "missing" if isinstance(error, FileNotFoundError) else "corrupt"
+                raise UserError(f"{self.url}/{name}: {_rerun_message(what, self.url)}") from None
             except OSError as error:
                 if not is_corrupt(error):
                     raise
-                raise UserError(f"{self.url}/{name}: {_again('corrupt', self.url)}") from None
+                raise UserError(f"{self.url}/{name}: {_rerun_message('corrupt', self.url)}") from None
 
     def require(self, *names: str) -> None:
         """Reject a finished artifact that lacks one of its files or folders.
@@ -252,7 +252,7 @@ class Artifact:
         """
         for name in names:
             if not self.fs.exists(f"{self.path}/{name}"):
-                raise UserError(f"{self.url}/{name}: {_again('missing', self.url)}")
+                raise UserError(f"{self.url}/{name}: {_rerun_message('missing', self.url)}")
 
     def remove(self, name: str) -> None:
         """Remove a file or folder of the artifact, if it exists."""
@@ -264,7 +264,7 @@ class Artifact:
         self.fs.put(f"{folder}/", f"{self.path}/{name}/", recursive=True)
 
 
-def _again(what: str, url: str) -> str:
+def _rerun_message(what: str, url: str) -> str:
     return f"{what}; delete {url} and run again to make it again"
 
 

@@ -61,9 +61,13 @@ _POLLS_PER_PERIOD = 5  # how often a waiting driver reads the lease
 
 @dataclass(frozen=True, slots=True)
 class _Holder:
-    """Content of `driver.json`. machine: on which `pid` is this process; beat: number of renewals.
+    """Content of `driver.json`.
 
-    period: seconds between renewals. missed_periods: without a renewal, until this holder counts as dead.
+    Attributes:
+        machine: on which `pid` is this process.
+        beat: number of renewals.
+        period: seconds between renewals.
+        missed_periods: without a renewal, until this holder counts as dead.
     """
 
     owner: str
@@ -158,7 +162,8 @@ def hold_lease(
 
     Args:
         storage: an existing folder.
-        period: seconds between renewals. missed_periods: without a renewal, until another driver may take over.
+        period: seconds between renewals.
+        missed_periods: without a renewal, until another driver may take over.
         on_lost: called from a thread, with the reason, if the lease is lost inside the body: another driver took over,
             or the storage could not be reached for so long that one may have. Default: `Lease.mark_lost`.
     """

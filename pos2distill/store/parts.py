@@ -8,12 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pos2distill.literal_paths import list_matching
-from pos2distill.records import PREDICTION_SCHEMA, REFUSAL_SCHEMA
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.files import is_corrupt, read_table, write_table
 from pos2distill.urls import storage_errors
-
-_PROMPT_KEY = ("documents", "example_id", "placement", "order")
 
 _logger = logging.getLogger(__name__)
 
@@ -26,7 +23,8 @@ class TableParts:
     """The parts of one table. The driver alone writes and reads them.
 
     Args:
-        key: columns that identify a row. folder: in the artifact, of these parts alone.
+        key: columns that identify a row.
+        folder: in the artifact, of these parts alone.
     """
 
     def __init__(self, artifact: Artifact, schema: pa.Schema, key: Sequence[str], folder: str = "parts") -> None:
@@ -93,19 +91,3 @@ class TableParts:
         firsts = numbered.group_by(self.key).aggregate([("row", "min")])
         # pyarrow 26 returns groups in an order of its own.
         return ordered.take(firsts["row_min"].take(pc.sort_indices(firsts["row_min"])))
-
-
-def prediction_parts(artifact: Artifact) -> TableParts:
-    """The answers of an evaluation, each prompt once, sorted by prompt length, example, placement and order."""
-    return TableParts(artifact, PREDICTION_SCHEMA, _PROMPT_KEY)
-
-
-def refusal_parts(artifact: Artifact) -> TableParts:
-    """The prompts of an evaluation that the server refused, sorted as the answers are."""
-    return TableParts(artifact, REFUSAL_SCHEMA, _PROMPT_KEY, "refused-parts")
-
-
-def finished_examples(predictions: pa.Table, prompts_per_example: int) -> pa.Array:
-    """The ids of the examples of which every prompt is answered."""
-    counts = predictions.group_by("example_id").aggregate([("placement", "count")])
-    return counts.filter(pc.equal(counts["placement_count"], prompts_per_example))["example_id"].combine_chunks()

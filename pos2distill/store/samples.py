@@ -24,7 +24,7 @@ from fsspec.implementations.local import LocalFileSystem
 from pos2distill.errors import CorruptPart, UserError
 from pos2distill.literal_paths import list_matching, move
 from pos2distill.parquet import open_parquet
-from pos2distill.records import SAMPLE_SCHEMA
+from pos2distill.records import SAMPLE_SCHEMA, Bools
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.files import write_table
 from pos2distill.tasks.thoughts import count_thoughts
@@ -45,8 +45,10 @@ _logger = logging.getLogger(__name__)
 class StoreIndex:
     """Which part holds each sample of a list of N ids.
 
-    ids: the list. parts: names of the parts, sorted. part_of: (N,) int32, for each sample the index of its part in
-    `parts`, or -1 if it is not stored.
+    Attributes:
+        ids: the list.
+        parts: names of the parts, sorted.
+        part_of: (N,) int32, for each sample the index of its part in `parts`, or -1 if it is not stored.
     """
 
     ids: pa.Array
@@ -54,7 +56,7 @@ class StoreIndex:
     part_of: npt.NDArray[np.int32]
 
     @property
-    def stored(self) -> npt.NDArray[np.bool_]:
+    def stored(self) -> Bools:
         """(N,) bool: whether each sample is stored."""
         return self.part_of >= 0
 
@@ -151,7 +153,7 @@ class SampleStore:
         # From the order of the parts to the requested one: the argsort of a permutation is its inverse.
         return pa.concat_tables(tables).take(np.argsort(np.concatenate(order)))
 
-    def read_kept(self, ids: Sequence[str] | pa.Array) -> tuple[StoreIndex, npt.NDArray[np.bool_]]:
+    def read_kept(self, ids: Sequence[str] | pa.Array) -> tuple[StoreIndex, Bools]:
         """The index, and `kept` of it; without parts that turn out to be corrupt."""
         return self._without_corrupt_parts(self.kept, ids)
 
@@ -170,7 +172,7 @@ class SampleStore:
             except CorruptPart:
                 continue  # it has been quarantined and reported, and no longer counts
 
-    def kept(self, index: StoreIndex) -> npt.NDArray[np.bool_]:
+    def kept(self, index: StoreIndex) -> Bools:
         """(N,) bool: which samples are stored and kept. Reads one part at a time.
 
         Raises:
@@ -300,8 +302,8 @@ def _schema_version(schema: pa.Schema) -> str:
     return metadata.get(b"schema_version", b"none").decode()
 
 
-def _kept_rows(samples: pa.Table) -> npt.NDArray[np.bool_]:
-    kept: npt.NDArray[np.bool_] = pc.equal(samples["outcome"], "kept").to_numpy()
+def _kept_rows(samples: pa.Table) -> Bools:
+    kept: Bools = pc.equal(samples["outcome"], "kept").to_numpy()
     return kept
 
 

@@ -11,14 +11,15 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-Bools = npt.NDArray[np.bool_]
+from pos2distill.records import Bools
 
 
 class Selection:
     """What is known of N samples, of which the first `wanted` kept ones are trained on.
 
     Args:
-        sampled_N: which samples were made. kept_N: which of them are kept; ignored where `sampled_N` is False.
+        sampled_N: which samples were made.
+        kept_N: which of them are kept; ignored where `sampled_N` is False.
         wanted: kept samples to train on.
     """
 
@@ -32,7 +33,7 @@ class Selection:
         return Selection(self.sampled_N, self.kept_N, self.wanted)
 
     def add(self, indices: Sequence[int], kept: Sequence[bool]) -> None:
-        """Samples were made, and these of them are kept."""
+        """Record samples as made, and which are kept."""
         self.sampled_N[list(indices)] = True
         self.kept_N[list(indices)] = kept
 

@@ -31,7 +31,7 @@ def open_decompressed(url: str) -> Iterator[IO[bytes]]:
             yield file
         return
     with fsspec.open(url, "rb") as file, zipfile.ZipFile(file) as archive:
-        members = [member for member in archive.infolist() if not member.is_dir() and not _is_of_macos(member)]
+        members = [member for member in archive.infolist() if not member.is_dir() and not _is_macos_metadata(member)]
         if len(members) != 1:
             names = ": " + ", ".join(member.filename for member in members[:3]) if members else ""
             raise UserError(
@@ -48,7 +48,7 @@ def open_decompressed(url: str) -> Iterator[IO[bytes]]:
             yield opened
 
 
-def _is_of_macos(member: zipfile.ZipInfo) -> bool:
+def _is_macos_metadata(member: zipfile.ZipInfo) -> bool:
     """Whether it is one of the files that macOS adds to archives, which hold attributes of the others."""
     name = member.filename.rsplit("/", 1)[-1]
     return member.filename.startswith("__MACOSX/") or name.startswith("._") or name == ".DS_Store"

@@ -26,9 +26,11 @@ class Split:
     """Training and evaluation examples without a common question, and how many records were used or skipped.
 
     The examples are in a temporary file: memory holds those that are accessed.
-    counts: records = train + eval + train_unused + eval_unused + duplicate + each of `formats.REASONS`; and
-    for one hop answer_in_distractor, of the evaluation examples those with an answer in a document that is not gold.
-    locations: where the file has each example, by its id, such as `data.jsonl, line 3`.
+
+    Attributes:
+        counts: records = train + eval + train_unused + eval_unused + duplicate + each of `formats.REASONS`; and for one
+            hop answer_in_distractor, of the evaluation examples those with an answer in a document that is not gold.
+        locations: where the file has each example, by its id, such as `data.jsonl, line 3`.
     """
 
     train: Sequence[Example]
@@ -81,9 +83,10 @@ def load_split(data: DataSection, *, documents: int, seed: int, eval_seed: int |
 class _ExampleSelection:
     """The examples chosen so far, by side, and the counts of records.
 
-    ranked: for each side, a heap with at most as many entries as examples are needed; each is (-rank, id, offset in the
-    temporary file, location in the data set's). The rank is a seeded hash, and the smallest ones are chosen. It is
-    negated because heapq drops the smallest.
+    Attributes:
+        ranked: for each side, a heap with at most as many entries as examples are needed; each is (-rank, id, offset in
+            the temporary file, location in the data set's). The rank is a seeded hash, and the smallest ones are
+            chosen. It is negated because heapq drops the smallest.
     """
 
     data: DataSection

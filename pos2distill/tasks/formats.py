@@ -78,7 +78,8 @@ def parse_record(form: str, record: dict[str, Any], location: str) -> Example | 
 def _format_hint(record: dict[str, Any], otherwise: str) -> str:
     """A hint for a message: the formats that have the fields of this record, or where the records probably are.
 
-    otherwise: the hint where neither is known.
+    Args:
+        otherwise: the hint where neither is known.
     """
     fitting = [each.name for each in FORMATS.values() if all(name in record for name in each.required)]
     if fitting:

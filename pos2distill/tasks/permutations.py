@@ -23,7 +23,11 @@ _PUBLISHED_PAIRS = {
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The slots of the gold documents of an evaluated prompt. `group`: that of a published pair, else empty."""
+    """The slots of the gold documents of an evaluated prompt.
+
+    Attributes:
+        group: that of a published pair, else empty.
+    """
 
     slots: Slots
     group: str = ""

@@ -32,7 +32,8 @@ class StoredExamples(Sequence[Example]):
     """Examples of a file in a given order, each read when it is accessed.
 
     Args:
-        file: the file that holds them. offsets: offset of each example in it.
+        file: the file that holds them.
+        offsets: offset of each example in it.
     """
 
     def __init__(self, file: ExampleFile, offsets: Sequence[int]) -> None:

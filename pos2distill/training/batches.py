@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pos2distill.config import Study
+from pos2distill.records import Bools
 from pos2distill.store.selection import Selection
 from pos2distill.training.rows import Sample
 
@@ -41,10 +42,11 @@ class BatchCollector:
     """Collects an epoch's samples until they fill a global batch.
 
     Args:
-        done: (N,) bool, the samples that were processed before. selection: knows which of them were kept.
+        done: (N,) bool, the samples that were processed before.
+        selection: knows which of them were kept.
     """
 
-    def __init__(self, epoch: int, study: Study, done: npt.NDArray[np.bool_], selection: Selection) -> None:
+    def __init__(self, epoch: int, study: Study, done: Bools, selection: Selection) -> None:
         self.epoch = epoch
         self.epochs = study.training.epochs
         self.size = study.samples_per_batch

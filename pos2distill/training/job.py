@@ -9,9 +9,11 @@ from pos2distill.store.artifacts import Artifact
 
 @dataclass(frozen=True, slots=True)
 class TrainingOutcome:
-    """How training ended. finished: all epochs are done; else it stopped on request, with a checkpoint.
+    """How training ended.
 
-    warnings: what the user should know of the model, each in one line.
+    Attributes:
+        finished: all epochs are done; else it stopped on request, with a checkpoint.
+        warnings: what the user should know of the model, each in one line.
     """
 
     finished: bool
@@ -23,11 +25,16 @@ class TrainingOutcome:
 class TrainingJob:
     """One training run. Can be pickled to its workers.
 
-    name: the run's name, for trackers. logged_settings: all settings of the study, for trackers.
-    study: what defines the result; its model is the base model. runtime: where and how it runs.
-    student_start: what the student is at the beginning: the base model, or the checkpoint of an earlier round.
-    storage: the run's storage, for trackers. examples, examples_file: the training examples, whose order numbers them.
-    samples: the sample store. checkpoint: the artifact that is written.
+    Attributes:
+        name: the run's name, for trackers.
+        logged_settings: all settings of the study, for trackers.
+        study: what defines the result; its model is the base model.
+        runtime: where and how it runs.
+        student_start: what the student is at the beginning: the base model, or the checkpoint of an earlier round.
+        storage: the run's storage, for trackers.
+        examples, examples_file: the training examples, whose order numbers them.
+        samples: the sample store.
+        checkpoint: the artifact that is written.
     """
 
     name: str

@@ -6,17 +6,17 @@ All ranks see the same batches; `rows_of_rank` divides each between them.
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from pos2distill.config import Study
 from pos2distill.errors import UserError
+from pos2distill.records import Bools
 from pos2distill.store.samples import SampleStore
 from pos2distill.training.batches import Batch, BatchCollector
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.ledger import SampleLedger
 from pos2distill.training.progress import TrainingProgress
-from pos2distill.training.sources import WAITING, StreamReader, samples_left
+from pos2distill.training.sample_tracker import SampleTracker
+from pos2distill.training.sources import StreamReader, samples_left
 
 
 class BatchLoader:
@@ -44,7 +44,7 @@ class BatchLoader:
     ) -> None:
         self.study = study
         self.open_stream = open_stream
-        self.ledger = SampleLedger(ids, store, study.wanted_samples, dist)
+        self.tracker = SampleTracker(ids, store, study.wanted_samples, dist)
 
     def batches(self, progress: TrainingProgress) -> Iterator[Batch]:
         """The batches from `progress` to the end, and an empty one whenever no sample has come for a while.
@@ -55,7 +55,7 @@ class BatchLoader:
         # Counted from the start of the run: a resumed run that has nothing left to do is not an error.
         any_kept = progress.step > 0
         for epoch in range(progress.epoch, self.study.training.epochs):
-            done_N = np.zeros(len(self.ledger.ids), bool)
+            done_N = np.zeros(len(self.tracker.ids), bool)
             if epoch == progress.epoch:
                 # A copy, since the caller updates `progress` while it iterates over the batches.
                 done_N = progress.done.copy()
@@ -65,15 +65,15 @@ class BatchLoader:
         if not any_kept:
             raise UserError("no sample was kept, so there is nothing to train on")
 
-    def _batches_of_epoch(self, epoch: int, done_N: npt.NDArray[np.bool_]) -> Iterator[Batch]:
+    def _batches_of_epoch(self, epoch: int, done_N: Bools) -> Iterator[Batch]:
         """Collect samples until they fill a batch; the last batch takes what is left."""
-        collected = BatchCollector(epoch, self.study, done_N, self.ledger.selection)
-        for arrival in samples_left(self.ledger, self.study, epoch, done_N, self.open_stream):
+        collected = BatchCollector(epoch, self.study, done_N, self.tracker.selection)
+        for samples in samples_left(self.tracker, self.study, epoch, done_N, self.open_stream):
             # Passed on, since a request to stop must not wait until sampling has filled a batch.
-            if arrival is WAITING:
+            if not samples:
                 yield collected.empty_batch()
                 continue
-            for indexed in arrival:
+            for indexed in samples:
                 collected.add(indexed)
                 if collected.is_full:
                     yield collected.batch()

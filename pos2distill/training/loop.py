@@ -97,9 +97,9 @@ class Trainer:
         self,
         loader: BatchLoader,
         progress: TrainingProgress,
-        listeners: Sequence[Callable[[StepRecord], None]] = (),
-        requested_action: RequestedAction = lambda step, in_step: Action.CONTINUE,  # noqa: ARG005
-        save: Callable[[TrainingProgress], None] = lambda _: None,
+        listeners: Sequence[Callable[[StepRecord], None]],
+        requested_action: RequestedAction,
+        save: Callable[[TrainingProgress], None],
     ) -> bool:
         """Train from `progress` to the end, or until a rank requests a stop.
 

@@ -185,7 +185,8 @@ def count_micro_batches(added_tokens: AddedTokens, row_count: int, limit: int) -
     """How many micro-batches consecutive rows make if none exceeds `limit` tokens; a longer row makes one by itself.
 
     Args:
-        added_tokens: the tokens that a row adds to its micro-batch. row_count: how many rows there are.
+        added_tokens: the tokens that a row adds to its micro-batch.
+        row_count: how many rows there are.
     """
     return len(_fill(added_tokens, row_count, limit, 1))
 
@@ -194,7 +195,8 @@ def split_into_micro_batches(added_tokens: AddedTokens, row_count: int, count: i
     """Divide rows into micro-batches such that the largest has few tokens: as few as possible if none are shared.
 
     Args:
-        added_tokens: the tokens that a row adds to its micro-batch. row_count: how many rows there are.
+        added_tokens: the tokens that a row adds to its micro-batch.
+        row_count: how many rows there are.
         count: how many micro-batches; at most as many as rows. None is empty.
     Returns: the number of rows in each micro-batch.
     """

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from pos2distill.records import Bools
 from pos2distill.training.batches import Batch
 
 _PROGRESS_FILE = "progress.json"
@@ -23,7 +23,7 @@ class TrainingProgress:
 
     step: int
     epoch: int
-    done: npt.NDArray[np.bool_]
+    done: Bools
 
     @classmethod
     def at_start(cls, samples: int) -> "TrainingProgress":

@@ -1,9 +1,12 @@
 """Where an epoch's samples come from. Each source gives every sample that is left of an epoch exactly once.
 
     store complete                       `from_store`: from the store, in the epoch's order
-    first epoch, training.order=arrival  `from_arrivals`: from the store, then from the stream as it brings them
+    first epoch, training.order=arrival  `in_stream_order`: from the store, then from the stream as it brings them
     first epoch, training.order=fixed    `in_fixed_order`: in the epoch's order; a sample that arrives early waits
     a later epoch, store incomplete      `refill`: from the store, once the stream has replaced what was lost
+
+A source yields lists of samples, and an empty list where none has come for a while. It depends only on what all ranks
+have gathered together, so that every rank gets equally many lists.
 
 Trained on are the first samples until enough of them are kept (`Selection`). Where they are still being made, one
 that arrives waits until it is certain that it is among them.
@@ -12,38 +15,22 @@ Shapes: N samples.
 """
 
 from collections.abc import Callable, Iterator
-from enum import Enum
 from itertools import chain
-from typing import Final, Protocol
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from pos2distill.config import Study
 from pos2distill.randomness import derive_generator
+from pos2distill.records import Bools
 from pos2distill.training.batches import IndexedSample, Indices
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.ledger import SampleLedger
 from pos2distill.training.rows import Sample
+from pos2distill.training.sample_tracker import SampleTracker
 
 WINDOW = 256
 """Samples that are read, and shuffled, together. An epoch's order does not depend on how the store is cut."""
-
-
-class Waiting(Enum):
-    """The type of `WAITING`."""
-
-    WAITING = "waiting"
-
-
-WAITING: Final = Waiting.WAITING
-"""Returned instead of samples: none has come for a while."""
-
-Arrival = list[IndexedSample] | Waiting
-"""Samples that have become available, or `WAITING`."""
-
-Bools = npt.NDArray[np.bool_]
 
 
 class StreamReader(Protocol):
@@ -54,57 +41,60 @@ class StreamReader(Protocol):
 
 
 def samples_left(
-    ledger: SampleLedger, study: Study, epoch: int, done_N: Bools, open_stream: Callable[[], StreamReader]
-) -> Iterator[Arrival]:
+    tracker: SampleTracker, study: Study, epoch: int, done_N: Bools, open_stream: Callable[[], StreamReader]
+) -> Iterator[list[IndexedSample]]:
     """The samples that an epoch has not processed yet, from the source that the module's table names."""
-    if len(ledger.selection.missing) == 0:
-        return from_store(ledger, _order_left(ledger, study.seed, epoch, done_N))
+    if len(tracker.selection.missing) == 0:
+        return from_store(tracker, _order_left(tracker, study.seed, epoch, done_N))
     # Opened before anything is read, so that sampling runs while stored samples are trained on.
-    stream = gathered_tables(open_stream(), ledger.dist)
+    stream = gathered_tables(open_stream(), tracker.dist)
     if epoch > 0:
-        return refill(ledger, stream, study.seed, epoch, done_N)
+        return refill(tracker, stream, study.seed, epoch, done_N)
     if study.training.order == "fixed":
-        return in_fixed_order(ledger, stream, done_N)
-    return from_arrivals(ledger, stream, done_N)
+        return in_fixed_order(tracker, stream, done_N)
+    return in_stream_order(tracker, stream, done_N)
 
 
-def from_store(ledger: SampleLedger, indices: Indices) -> Iterator[list[IndexedSample]]:
+def from_store(tracker: SampleTracker, indices: Indices) -> Iterator[list[IndexedSample]]:
     """Stored samples, in the order of `indices`."""
     # One window at a time, so that memory does not hold a whole epoch of samples.
     for start in range(0, len(indices), WINDOW):
-        yield ledger.load(indices[start : start + WINDOW])
+        yield tracker.load(indices[start : start + WINDOW])
 
 
 def refill(
-    ledger: SampleLedger, stream: Iterator[pa.Table | Waiting], seed: int, epoch: int, done_N: Bools
-) -> Iterator[Arrival]:
+    tracker: SampleTracker, stream: Iterator[pa.Table], seed: int, epoch: int, done_N: Bools
+) -> Iterator[list[IndexedSample]]:
     """A later epoch that lacks samples: a part of the store was corrupt, and the stream brings them again."""
-    yield from _wait_for_end(ledger, stream)
-    yield from from_store(ledger, _order_left(ledger, seed, epoch, done_N))
+    yield from _wait_for_end(tracker, stream)
+    yield from from_store(tracker, _order_left(tracker, seed, epoch, done_N))
 
 
-def from_arrivals(ledger: SampleLedger, stream: Iterator[pa.Table | Waiting], done_N: Bools) -> Iterator[Arrival]:
+def in_stream_order(tracker: SampleTracker, stream: Iterator[pa.Table], done_N: Bools) -> Iterator[list[IndexedSample]]:
     """What the store holds at the beginning, then the stream, then what the stream left out."""
-    pending = _Pending(ledger, done_N)
-    yield from from_store(ledger, pending.take_stored())
+    pending = _Pending(tracker, done_N)
+    yield from from_store(tracker, pending.take_stored())
     for table in stream:
-        if table is WAITING:
-            yield WAITING
+        if len(table) == 0:
+            yield []
             continue
-        pending.add(ledger.add(table))
+        pending.add(tracker.add(table))
         # What has arrived can make it certain that stored samples are trained on, too.
-        yield from from_store(ledger, pending.take_stored())
-        yield pending.take_arrived()
-    ledger.require_all()
+        yield from from_store(tracker, pending.take_stored())
+        arrived = pending.take_arrived()
+        # No empty list where none is certain to be trained on yet: samples have come, and more may be there.
+        if arrived:
+            yield arrived
+    tracker.require_all()
     # Ray Data's streaming_split(equal=True) drops rows at its end (Ray 2.60); the store holds those, too.
-    yield from from_store(ledger, pending.rest())
+    yield from from_store(tracker, pending.rest())
 
 
 class _Pending:
     """The samples that an epoch has not passed on yet. One is passed on once it is certain that it is trained on."""
 
-    def __init__(self, ledger: SampleLedger, done_N: Bools) -> None:
-        self.ledger = ledger
+    def __init__(self, tracker: SampleTracker, done_N: Bools) -> None:
+        self.tracker = tracker
         self.pending_N = ~done_N
         # By their indices. Stored samples are not held here, but read when they are passed on.
         self.arrived: dict[int, Sample | None] = {}
@@ -118,33 +108,33 @@ class _Pending:
 
     def take_stored(self) -> Indices:
         """The samples of the store that are certain to be trained on."""
-        stored_N = self.ledger.index.stored & self.pending_N
+        stored_N = self.tracker.index.stored & self.pending_N
         stored_N[list(self.arrived)] = False
-        indices = np.flatnonzero(stored_N[: self.ledger.selection.certain_end])
+        indices = np.flatnonzero(stored_N[: self.tracker.selection.certain_end])
         self.pending_N[indices] = False
         return indices
 
     def take_arrived(self) -> list[IndexedSample]:
         """The samples of the stream that are certain to be trained on, in the order in which they came."""
-        end = self.ledger.selection.certain_end
+        end = self.tracker.selection.certain_end
         indices = [index for index in self.arrived if index < end]
         self.pending_N[indices] = False
         return [IndexedSample(index, self.arrived.pop(index)) for index in indices]
 
     def rest(self) -> Indices:
         """All samples that are trained on, once all are known."""
-        return np.flatnonzero(self.pending_N[: self.ledger.selection.end])
+        return np.flatnonzero(self.pending_N[: self.tracker.selection.end])
 
 
-def in_fixed_order(ledger: SampleLedger, stream: Iterator[pa.Table | Waiting], done_N: Bools) -> Iterator[Arrival]:
+def in_fixed_order(tracker: SampleTracker, stream: Iterator[pa.Table], done_N: Bools) -> Iterator[list[IndexedSample]]:
     """The first epoch's order, in whichever order samples arrive."""
-    is_stored_N = ledger.index.stored
-    stored = chain.from_iterable(from_store(ledger, np.flatnonzero(is_stored_N & ~done_N)))
+    is_stored_N = tracker.index.stored
+    stored = chain.from_iterable(from_store(tracker, np.flatnonzero(is_stored_N & ~done_N)))
     # Samples that arrived before their turn.
     early: dict[int, Sample | None] = {}
     for index in np.flatnonzero(~done_N).tolist():
         # All before it are known, so it is certain whether this one is trained on.
-        if index >= ledger.selection.end:
+        if index >= tracker.selection.end:
             break
         if is_stored_N[index]:
             yield [next(stored)]
@@ -153,22 +143,24 @@ def in_fixed_order(ledger: SampleLedger, stream: Iterator[pa.Table | Waiting], d
             table = next(stream, None)
             if table is None:
                 # The stream has ended without this sample. The store now holds all that are left.
-                ledger.require_all()
-                left = np.arange(index, ledger.selection.end)
-                yield from from_store(ledger, left[~done_N[left]])
+                tracker.require_all()
+                left = np.arange(index, tracker.selection.end)
+                yield from from_store(tracker, left[~done_N[left]])
                 return
-            if table is WAITING:
-                yield WAITING
+            if len(table) == 0:
+                yield []
                 continue
-            for indexed in ledger.add(table):
+            for indexed in tracker.add(table):
                 early[indexed.index] = indexed.sample
         yield [IndexedSample(index, early.pop(index))]
     # Later epochs read from the store, so the stream must have stored everything, and the index is read again.
-    yield from _wait_for_end(ledger, stream)
+    yield from _wait_for_end(tracker, stream)
 
 
-def gathered_tables(reader: StreamReader, dist: DistContext) -> Iterator[pa.Table | Waiting]:
+def gathered_tables(reader: StreamReader, dist: DistContext) -> Iterator[pa.Table]:
     """The stream's samples as all ranks together receive them, until every rank's part has ended. A collective.
+
+    A table is empty if no rank has received a sample for a while.
 
     Args:
         reader: this rank's part. Every rank gets the parts of all.
@@ -183,8 +175,7 @@ def gathered_tables(reader: StreamReader, dist: DistContext) -> Iterator[pa.Tabl
         tables = dist.all_gather_tables(part)
         if not tables:
             return
-        table = pa.concat_tables(tables)
-        yield table if len(table) > 0 else WAITING
+        yield pa.concat_tables(tables)
 
 
 def epoch_order(samples: int, seed: int, epoch: int) -> Indices:
@@ -206,15 +197,15 @@ def epoch_order(samples: int, seed: int, epoch: int) -> Indices:
     return np.concatenate(shuffled)
 
 
-def _order_left(ledger: SampleLedger, seed: int, epoch: int, done_N: Bools) -> Indices:
+def _order_left(tracker: SampleTracker, seed: int, epoch: int, done_N: Bools) -> Indices:
     """What an epoch has left, in its order, once all samples that are trained on are known."""
     # The order is that of all of them, so that a resumed epoch continues where it stopped.
-    order = epoch_order(ledger.selection.end, seed, epoch)
+    order = epoch_order(tracker.selection.end, seed, epoch)
     return order[~done_N[order]]
 
 
-def _wait_for_end(ledger: SampleLedger, stream: Iterator[pa.Table | Waiting]) -> Iterator[Waiting]:
+def _wait_for_end(tracker: SampleTracker, stream: Iterator[pa.Table]) -> Iterator[list[IndexedSample]]:
     # The ranks agree on a checkpoint or a stop while they wait.
     for _ in stream:
-        yield WAITING
-    ledger.require_all()
+        yield []
+    tracker.require_all()

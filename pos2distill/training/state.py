@@ -59,7 +59,8 @@ def write_state(
             on every rank for every tensor in the same order, so that it can be a collective. No rank ever holds more
             than one file's tensors and one more.
         step: Adam's step count.
-        rank: this worker's rank. world_size: number of workers.
+        rank: this worker's rank.
+        world_size: number of workers.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files_by_rank = _assign_files(shapes, world_size)

@@ -125,9 +125,12 @@ _CHECKS = {"wandb": _check_wandb, "mlflow": _check_mlflow}
 class TrackedRun:
     """A training run, as trackers know it.
 
-    name: the name of a new run. folder: where TensorBoard writes. settings: the study, logged once.
-    step: the step at which training starts or resumes.
-    ids: this run's id in each tracker, with which it continues there; those of new runs are added.
+    Attributes:
+        name: the name of a new run.
+        folder: where TensorBoard writes.
+        settings: the study, logged once.
+        step: the step at which training starts or resumes.
+        ids: this run's id in each tracker, with which it continues there; those of new runs are added.
     """
 
     name: str

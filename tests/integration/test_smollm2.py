@@ -44,6 +44,7 @@ from pos2distill.training.student import trainable
 from pos2distill.training.teachers import build_teacher
 from tests.support.engines import hf_engine
 from tests.support.samples import Source, answered_source
+from tests.support.training import train_to_end
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("smollm2")]
 
@@ -154,10 +155,8 @@ def train_one_step(source: Source, study: Study) -> tuple[StepRecord, Recorder]:
     trainers = TrainersSection(strategy="torch", micro_batch_tokens=100_000, threads=2)
     strategy = Recorder(study, trainers, CPU, study.model)
     teacher = build_teacher(study, strategy.base_states, CPU)
-    records: list[StepRecord] = []
     trainer = Trainer(study, trainers, source.build, strategy, teacher, DistContext())
-    trainer.train(source.loader(), TrainingProgress.at_start(len(source.ids)), [records.append])
-    (record,) = records
+    (record,) = train_to_end(trainer, source.loader(), TrainingProgress.at_start(len(source.ids)))
     return record, strategy
 
 

@@ -22,7 +22,6 @@ from pos2distill.training.loader import BatchLoader
 from pos2distill.training.loop import Trainer
 from pos2distill.training.progress import TrainingProgress
 from pos2distill.training.rows import RowBuilder
-from pos2distill.training.step_record import StepRecord
 from pos2distill.training.strategies import build_strategy
 from pos2distill.training.strategies.protocol import Strategy
 from pos2distill.training.student import trainable
@@ -34,6 +33,7 @@ from tests.support.ranks import process_group, run_processes
 from tests.support.results import artifact_of, read_steps, training_ids
 from tests.support.samples import no_stream
 from tests.support.toy import LOCAL
+from tests.support.training import train_to_end
 
 pytestmark = pytest.mark.xdist_group("compute")
 
@@ -330,11 +330,10 @@ def first_step(
     loader = FirstBatch(study, samples.ids, SampleStore(samples.artifact), no_stream, dist)
     prompts = PromptBuilder(load_tokenizer(study.model), study.data.prompt, max_length=1024, reserve=0)
     teacher = build_teacher(study, recorder.base_states, torch.device("cpu"))
-    records: list[StepRecord] = []
     progress = TrainingProgress.at_start(len(samples.ids))
     build = RowBuilder(prompts, study)
     trainer = Trainer(study, trainers, build, recorder, teacher, dist)
-    trainer.train(loader, progress, [records.append])
+    records = train_to_end(trainer, loader, progress)
     return {"loss": records[0].loss, "gradients": recorder.gradients}
 
 

@@ -87,7 +87,7 @@ def test_an_interrupt_after_a_delay_ends_in_one_line_at_most(delay: float) -> No
 @pytest.fixture
 def program(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process is the program."""
-    monkeypatch.setattr(startup, "_cli_process", [])
+    monkeypatch.setattr(startup, "_cli_process", None)
     mark_as_cli_process()
 
 

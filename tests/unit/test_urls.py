@@ -1,5 +1,8 @@
 import errno
+import socket
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import aiohttp
@@ -14,7 +17,7 @@ from pos2distill.config import Recipe
 from pos2distill.errors import TransientError, UserError
 from pos2distill.store.storage import check_storage
 from pos2distill.tasks.data_files import file_digest
-from pos2distill.urls import open_url, storage_errors
+from pos2distill.urls import open_url, require_answer, storage_errors
 
 CREDENTIALS = "; check the credentials of the storage and their rights"
 DISK = "; free space there, or use another disk (runtime.storage; TMPDIR for temporary files)"
@@ -143,3 +146,37 @@ def test_s3_without_credentials_is_one_line_wherever_it_is_first_used(
     with pytest.raises(UserError) as storage:
         check_storage("s3://bucket/run", "name")
     assert str(storage.value) == f"s3://bucket/run: {message} (runtime.storage){CREDENTIALS}"
+
+
+class Refuses(BaseHTTPRequestHandler):
+    """Answers with 403."""
+
+    requests: list[str]
+
+    def do_HEAD(self) -> None:
+        self.requests.append(self.path)
+        self.send_response(403)
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def test_require_answer_takes_a_refusal_and_sends_no_further_request() -> None:
+    Refuses.requests = []
+    with HTTPServer(("127.0.0.1", 0), Refuses) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        address = f"http://127.0.0.1:{server.server_port}/data"
+        for _ in range(3):
+            require_answer(address, 10.0)
+        server.shutdown()
+        thread.join()
+    assert Refuses.requests == ["/data"]
+
+
+def test_require_answer_raises_for_a_silent_server_each_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                require_answer(f"http://127.0.0.1:{silent.getsockname()[1]}", 0.2)

@@ -2,7 +2,6 @@
 
 import ray
 from ray.train.v2._internal.callbacks.preemption_callback import PreemptionCallback
-from ray.train.v2._internal.constants import ENABLE_PREEMPTION_WATCHER_ENV_VAR
 from ray.train.v2._internal.execution.preemption import PreemptionWatcher
 from ray.train.v2._internal.execution.worker_group import WorkerGroup
 
@@ -21,7 +20,7 @@ class PreemptionNotice(PreemptionCallback):
 
     def __init__(self) -> None:
         super().__init__()
-        disable_preemption_watcher(ENABLE_PREEMPTION_WATCHER_ENV_VAR)
+        disable_preemption_watcher()
 
     def after_worker_group_start(self, worker_group: WorkerGroup) -> None:
         """Watch the nodes of this group's workers, and notify all workers."""

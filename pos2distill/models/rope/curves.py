@@ -9,9 +9,9 @@ import math
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from pos2distill.records import Floats
+
 Genome = tuple[float, ...]
 CurveKind = Literal["bezier", "linear", "step"]
 

@@ -29,7 +29,8 @@ def resolve_scales(scales: Sequence[float], config: Any, model_name: str) -> tup
 
     Args:
         scales: the study's scales, which replace those of the config: one for each layer, or a single one for all.
-        config: the model's config. model_name: the model's name in messages.
+        config: the model's config.
+        model_name: the model's name in messages.
     Raises:
         UserError: if the number of scales is not that of the layers.
     """
@@ -69,7 +70,8 @@ def scale_layers(lm: PreTrainedModel, scales: Sequence[float], model_name: str) 
     the scales.
 
     Args:
-        scales: one for each layer. model_name: the model's name in messages.
+        scales: one for each layer.
+        model_name: the model's name in messages.
     Raises:
         UserError: if the model's position embeddings cannot be scaled by layer.
     """

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from pos2distill.config.inference import SearchSection
-from pos2distill.models.rope.curves import Floats, Genome, scales_of, to_genome
+from pos2distill.models.rope.curves import Genome, scales_of, to_genome
 from pos2distill.randomness import derive_generator
+from pos2distill.records import Floats
 
 _PROPOSALS = 20  # until the algorithm gives up a place of a generation
 
@@ -20,7 +21,9 @@ _PROPOSALS = 20  # until the algorithm gives up a place of a generation
 class Candidate:
     """A genome that was measured.
 
-    accuracy: the accuracy at each of the searched slots. fitness: mean - gamma * GAP.
+    Attributes:
+        accuracy: the accuracy at each of the searched slots.
+        fitness: mean - gamma * GAP.
     """
 
     genome: Genome
@@ -55,7 +58,8 @@ def next_genomes(
     """The genomes of one generation, a pure function of its arguments.
 
     Args:
-        measured: the candidates of all earlier generations, in order. generation: its number, from 0.
+        measured: the candidates of all earlier generations, in order.
+        generation: its number, from 0.
         layers: the number of the model's layers.
     Returns: genomes to measure. No two of them give all layers the same scales, nor does one that is measured, as two
         flat curves do wherever their control points are. The first of all is the model as it is.

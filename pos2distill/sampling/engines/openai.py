@@ -1,7 +1,6 @@
 """A model on a server with OpenAI's API (vLLM, SGLang, llama.cpp, Ollama, hosted models): text answers, greedy only."""
 
 import asyncio
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -11,16 +10,14 @@ import numpy as np
 import openai
 
 from pos2distill.config import EndpointSection, ModelSection
-from pos2distill.errors import UserError, did_you_mean
 from pos2distill.faults import is_transient
 from pos2distill.records import Tokens
+from pos2distill.sampling.engines.openai_server import context_length, name_at_server, read_api_key, served_model
 from pos2distill.sampling.engines.protocol import Failure, GenerationResult, SamplingParams, TextCompletion
 from pos2distill.tasks.prompts import Messages, fewest_tokens, joined_text
 
 _T = TypeVar("_T")
 
-# For each request of a check: a wrong address is reported within 20 s.
-_CHECK_TIMEOUT_SECONDS = 8.0
 _STOP_REASONS = ("stop", "eos", "eos_token")  # servers' words for: the model ended its answer
 _CONTENT_FILTER = "content_filter"
 # The code, the type or the whole message of an error with which a server refuses a prompt for its content: Azure and
@@ -55,7 +52,7 @@ class OpenAiEngine:
 
     def __init__(self, model: ModelSection, settings: EndpointSection) -> None:
         self.model = model
-        self.name = _name_at_server(model, settings)
+        self.name = name_at_server(model, settings)
         self.client = openai.AsyncOpenAI(
             base_url=settings.base_url,
             api_key=read_api_key(settings),
@@ -68,8 +65,8 @@ class OpenAiEngine:
         )
         self.running = asyncio.Semaphore(settings.concurrency)
         self.rate_limiter = _RateLimiter(settings.requests_per_minute)
-        served = _served(model, settings)
-        limits = [limit for limit in (model.max_length, _context(served)) if limit]
+        served = served_model(model, settings)
+        limits = [limit for limit in (model.max_length, context_length(served)) if limit]
         self.context = min(limits, default=None)
         self.extra_body = _extra_body(model, served)
 
@@ -176,161 +173,6 @@ class OpenAiEngine:
 
     def shutdown(self) -> None:
         """Nothing to shut down: the server is not ours."""
-
-
-def read_api_key(settings: EndpointSection) -> str:
-    """The key in the environment variable that the settings name.
-
-    Raises:
-        UserError: the settings name a variable that is not set.
-    """
-    if settings.api_key_env is None:
-        # A private server often needs no key, but the client requires one.
-        return os.environ.get("OPENAI_API_KEY") or "none"
-    key = os.environ.get(settings.api_key_env)
-    if not key:
-        raise UserError(f"runtime.endpoint.api_key_env: the environment variable {settings.api_key_env} is not set")
-    return key
-
-
-def check_endpoint(model: ModelSection, settings: EndpointSection) -> None:
-    """Ask the server for its models, so that a wrong address, key or name is an error before anything starts.
-
-    A server that does not list its models is not checked.
-
-    Raises:
-        UserError: the check failed; names the setting.
-    """
-    try:
-        served = _list_models(settings)
-    except openai.APIConnectionError as error:
-        reason = Failure.of(error).error
-        raise UserError(f"{settings.base_url}: no server answers ({reason}) (runtime.endpoint.base_url)") from None
-    except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
-        raise _refused_key(settings, error) from None
-    except openai.InternalServerError:
-        # Not yet an error: `transformers serve` 5.19 cannot list models on a machine without a cache of the hub's.
-        _require_answer(model, settings)
-        return
-    except openai.NotFoundError:
-        # Some servers list no models, but the address of most APIs ends in a version.
-        if not str(settings.base_url).rstrip("/").endswith("/v1"):
-            raise UserError(
-                f"{settings.base_url}: has no list of models (HTTP 404); the address of the API often ends in /v1 "
-                f"(runtime.endpoint.base_url)"
-            ) from None
-        return
-    except openai.APIError:
-        return
-    name = _name_at_server(model, settings)
-    if served and _find(name, served) is None:
-        raise _unknown_model(model, settings, did_you_mean(name, list(served)))
-
-
-def _require_answer(model: ModelSection, settings: EndpointSection) -> None:
-    """Ask for one token. A server that does not answer within the check's time limit passes, since it is working.
-
-    Raises:
-        UserError: the server fails, or refuses the key or the model.
-    """
-    name = _name_at_server(model, settings)
-    with _client_for_checks(settings, max_retries=0) as client:
-        try:
-            if model.api == "chat":
-                client.chat.completions.create(model=name, messages=[{"role": "user", "content": "1"}], max_tokens=1)
-            else:
-                client.completions.create(model=name, prompt="1", max_tokens=1)
-        except openai.InternalServerError as error:
-            raise UserError(
-                f"{settings.base_url}: answers with an error of the server (HTTP {error.status_code}); is it ready? "
-                f"(runtime.endpoint.base_url)"
-            ) from None
-        except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
-            raise _refused_key(settings, error) from None
-        except openai.NotFoundError:
-            raise UserError(
-                f"{settings.base_url}: HTTP 404: the server has no model {name!r} ({_model_setting(settings)}) or "
-                f"does not offer {model.api} (model.api)"
-            ) from None
-        except openai.APIError:  # the first prompt will report it
-            return
-
-
-def _refused_key(settings: EndpointSection, error: openai.APIStatusError) -> UserError:
-    variable = settings.api_key_env or "OPENAI_API_KEY"
-    return UserError(
-        f"{settings.base_url}: refuses the key in {variable} (HTTP {error.status_code}) (runtime.endpoint.api_key_env)"
-    )
-
-
-def _unknown_model(model: ModelSection, settings: EndpointSection, hint: str) -> UserError:
-    name = _name_at_server(model, settings)
-    return UserError(f"{settings.base_url}: serves no model {name!r} ({_model_setting(settings)}){hint}")
-
-
-def _model_setting(settings: EndpointSection) -> str:
-    return "runtime.endpoint.served_model" if settings.served_model else "model.path"
-
-
-def served_context(model: ModelSection, settings: EndpointSection) -> int | None:
-    """The largest number of tokens of prompt and answer together, if the server reports it.
-
-    vLLM and SGLang report it (`max_model_len`).
-    """
-    return _context(_served(model, settings))
-
-
-def _served(model: ModelSection, settings: EndpointSection) -> Mapping[str, Any]:
-    """The server's description of the model; empty if it has none."""
-    try:
-        served = _list_models(settings)
-    except openai.APIError:  # the check of the server, or the first prompt, reports it
-        return {}
-    name = _find(_name_at_server(model, settings), served)
-    return served[name] if name else {}
-
-
-def _context(served: Mapping[str, Any]) -> int | None:
-    length = served.get("max_model_len")
-    return length if isinstance(length, int) and length > 0 else None
-
-
-def _list_models(settings: EndpointSection) -> dict[str, Mapping[str, Any]]:
-    """The server's description of each model, by its id; empty if the server's JSON does not hold a list."""
-    with _client_for_checks(settings, max_retries=1) as client:
-        response = client.models.with_raw_response.list().http_response
-    try:
-        body = response.json()
-    except (ValueError, RecursionError):  # such as an HTML page
-        raise UserError(
-            f"{settings.base_url}: answers, but not as an API of OpenAI's kind, whose address often ends in /v1 "
-            f"(runtime.endpoint.base_url)"
-        ) from None
-    # OpenAI's API has the list in an object; some servers answer with the list alone.
-    models = body.get("data") if isinstance(body, dict) else body
-    if not isinstance(models, list):
-        return {}
-    return {each["id"]: each for each in models if isinstance(each, dict) and isinstance(each.get("id"), str)}
-
-
-def _client_for_checks(settings: EndpointSection, max_retries: int) -> openai.OpenAI:
-    return openai.OpenAI(
-        base_url=settings.base_url,
-        api_key=read_api_key(settings),
-        timeout=_CHECK_TIMEOUT_SECONDS,
-        max_retries=max_retries,
-    )
-
-
-def _name_at_server(model: ModelSection, settings: EndpointSection) -> str:
-    return settings.served_model or model.path
-
-
-def _find(name: str, served: Mapping[str, Any]) -> str | None:
-    """The id of the model with this name. Ollama lists `name:tag` and accepts `name`."""
-    if name in served:
-        return name
-    return next((each for each in served if each.startswith(f"{name}:")), None)
 
 
 def _extra_body(model: ModelSection, served: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -12,10 +12,12 @@ from pos2distill.records import Tokens, TopKLogprobs
 class SamplingParams:
     """How tokens are sampled.
 
-    temperature: 0 for greedy decoding. stop_ids: any of them ends a response and is its last token.
-    stored_top_k: number of most likely tokens to return at each position.
-    rope_scales: for a search: the scales of this call and of later calls that name none. The model must have been
-        loaded with scales; otherwise vLLM's engine rejects the call.
+    Attributes:
+        temperature: 0 for greedy decoding.
+        stop_ids: any of them ends a response and is its last token.
+        stored_top_k: number of most likely tokens to return at each position.
+        rope_scales: for a search: the scales of this call and of later calls that name none. The model must have been
+            loaded with scales; otherwise vLLM's engine rejects the call.
     """
 
     temperature: float
@@ -30,8 +32,10 @@ class SamplingParams:
 class Completion:
     """A generated response of S tokens.
 
-    token_ids: (S,) int32, with the stop token. finish_reason: `stop`, or `length` if `max_new_tokens` was reached.
-    top: the `stored_top_k` most likely tokens at each of the S positions; None if `stored_top_k` is 0.
+    Attributes:
+        token_ids: (S,) int32, with the stop token.
+        finish_reason: `stop`, or `length` if `max_new_tokens` was reached.
+        top: the `stored_top_k` most likely tokens at each of the S positions; None if `stored_top_k` is 0.
     """
 
     token_ids: Tokens
@@ -43,7 +47,8 @@ class Completion:
 class TextCompletion:
     """A response of a server, which returns text and no token ids.
 
-    prompt_tokens, answer_tokens: as counted by the server; both None unless it counts both.
+    Attributes:
+        prompt_tokens, answer_tokens: as counted by the server; both None unless it counts both.
     """
 
     text: str
@@ -56,9 +61,10 @@ class TextCompletion:
 class Failure:
     """The engine failed on this prompt only and continues with others.
 
-    error: the reason, in one line.
-    is_refusal: a server refuses this prompt for its content, and will refuse it again.
-    is_transient: a server did not answer, and may answer later.
+    Attributes:
+        error: the reason, in one line.
+        is_refusal: a server refuses this prompt for its content, and will refuse it again.
+        is_transient: a server did not answer, and may answer later.
     """
 
     error: str
@@ -92,7 +98,8 @@ class Engine(Protocol):
         """One result for each prompt, in order. A response depends on its prompt and its seed, not on its batch.
 
         Args:
-            prompts: 1-D int32 token ids. seeds: one for each prompt, 0 to 2^63 - 1.
+            prompts: 1-D int32 token ids.
+            seeds: one for each prompt, 0 to 2^63 - 1.
         Raises:
             EngineDied: no further call can succeed.
         """

@@ -6,7 +6,8 @@ import pytest
 from pos2distill.evaluation import cross_fitting
 from pos2distill.evaluation.cross_fitting import best_slot_change, corrected_gap, gap_change, mean_gap_change
 from pos2distill.evaluation.gap import score_excess
-from pos2distill.evaluation.statistics import Floats, Interval
+from pos2distill.evaluation.statistics import Interval
+from pos2distill.records import Floats
 from tests.support.simulated import answers
 
 

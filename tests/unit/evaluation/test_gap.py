@@ -8,7 +8,7 @@ from pos2distill.evaluation.gap import (
     questions_above,
     score_excess,
 )
-from pos2distill.evaluation.statistics import Floats
+from pos2distill.records import Floats
 from tests.support.simulated import answers
 
 # --- intervals

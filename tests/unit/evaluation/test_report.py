@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import yaml
 
-from pos2distill.config import ModelSection
 from pos2distill.evaluation.evaluation_page import render_evaluation
 from pos2distill.evaluation.page import chart_library
 from pos2distill.evaluation.questions import EvaluatedPrompts, EvaluatedTask
@@ -20,7 +19,6 @@ from pos2distill.evaluation.report import (
     compare,
     render_model_card,
     render_report,
-    render_scales_card,
     verdict,
 )
 from pos2distill.evaluation.statistics import accuracy_interval
@@ -446,28 +444,3 @@ def test_evaluation_shows_the_questions_to_see_a_difference_between_positions(in
     ) in text
     alone = replace(page, evaluation=replace(page.evaluation, questions_to_see={}))
     assert "80 %" not in to_text(render_evaluation(alone)["index.html"].decode())
-
-
-@pytest.mark.parametrize(
-    ("settings", "is_hub_name", "title", "served"),
-    [
-        ({"path": "/home/me/models/small"}, False, "# small with RoPE", "vllm serve MODEL --hf-overrides"),
-        ({"path": "s3://key@bucket/small/"}, False, "# small with RoPE", "vllm serve MODEL --hf-overrides"),
-        ({"path": "me/small"}, True, "# me/small with RoPE", "vllm serve me/small --hf-overrides"),
-        (
-            {"path": "me/small", "revision": "f00d"},
-            True,
-            "# me/small with RoPE",
-            "vllm serve me/small --revision f00d --hf-overrides",
-        ),
-    ],
-)
-def test_render_scales_card_names_the_model_and_no_path(
-    settings: dict[str, str], is_hub_name: bool, title: str, served: str
-) -> None:
-    card = render_scales_card(ModelSection(**settings), [1.0, 1.5], searched=True, is_hub_name=is_hub_name)
-    assert "as a search found them" in card
-    assert card.startswith(title)
-    assert f"""{served} '{{"pos2distill_rope_scales": [1.0, 1.5]}}'""" in card
-    assert "/home" not in card
-    assert "bucket" not in card

@@ -22,6 +22,7 @@ from pos2distill.training.strategies.torch import TorchStrategy
 from pos2distill.training.teachers import build_teacher
 from tests.support.paths import PROJECT
 from tests.support.samples import Source
+from tests.support.training import train_to_end
 
 FILE = PROJECT / "examples" / "r1_in_one_file.py"
 TOY = PROJECT / "examples" / "toy"
@@ -67,9 +68,7 @@ def one_step_of_the_pipeline(source: Source, recipe: Recipe) -> tuple[StepRecord
     move(strategy.student.lm)
     teacher = build_teacher(source.study, strategy.base_states, torch.device("cpu"))
     trainer = Trainer(source.study, trainers, source.build, strategy, teacher, DistContext())
-    records: list[StepRecord] = []
-    trainer.train(source.loader(), TrainingProgress.at_start(len(source.ids)), [records.append])
-    (record,) = records
+    (record,) = train_to_end(trainer, source.loader(), TrainingProgress.at_start(len(source.ids)))
     return record, strategy.gradient
 
 

@@ -27,6 +27,7 @@ from pos2distill.training.student import trainable
 from pos2distill.training.teachers import build_teacher
 from scripts.model_families import save_tiny
 from tests.support.samples import Source
+from tests.support.training import train_to_end
 
 CPU = torch.device("cpu")
 TRAINERS = TrainersSection(strategy="torch", gradient_checkpointing=False, micro_batch_tokens=100000)
@@ -70,13 +71,11 @@ def all_logits(lm: Any, batch: ResponseBatch) -> Tensor:
 
 
 def run(source: Source) -> tuple[list[StepRecord], TorchStrategy]:
-    records: list[StepRecord] = []
     strategy = TorchStrategy(source.study, TRAINERS, CPU, source.study.model)
     teacher = build_teacher(source.study, strategy.base_states, CPU)
     progress = TrainingProgress.at_start(len(source.ids))
     trainer = Trainer(source.study, TRAINERS, source.build, strategy, teacher, DistContext())
-    trainer.train(source.loader(), progress, [records.append])
-    return records, strategy
+    return train_to_end(trainer, source.loader(), progress), strategy
 
 
 # --- the base model

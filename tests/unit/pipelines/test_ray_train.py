@@ -15,6 +15,7 @@ import pyarrow.fs
 import pytest
 import ray.train
 from ray.train import Checkpoint
+from ray.train.v2._internal.constants import ENABLE_PREEMPTION_WATCHER_ENV_VAR
 from ray.train.v2._internal.execution.storage import StorageContext
 
 from pipelines.executors.ray import actors, data, train
@@ -22,6 +23,7 @@ from pipelines.executors.ray.states import arrow_filesystem, remove_unlisted_sta
 from pipelines.executors.ray.train import RaySession, train_function
 from pipelines.plan import make_plan
 from pos2distill.config import PoolSection, Recipe
+from pos2distill.environment import disable_preemption_watcher
 from pos2distill.errors import MachineError, TransientError, UserError
 from pos2distill.sampling.operators import ActorOperator
 from pos2distill.store import retry
@@ -269,3 +271,9 @@ def test_save_checkpoint_uploads_again_after_an_outage(upload: Callable[..., tup
 def test_save_checkpoint_raises_what_will_not_pass(upload: Callable[..., tuple[Checkpoint, list[str]]]) -> None:
     with pytest.raises(PermissionError):
         upload(PermissionError("Access Denied"))
+
+
+def test_disable_preemption_watcher_sets_the_variable_that_ray_train_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENABLE_PREEMPTION_WATCHER_ENV_VAR, "1")
+    disable_preemption_watcher()
+    assert os.environ[ENABLE_PREEMPTION_WATCHER_ENV_VAR] == "0"

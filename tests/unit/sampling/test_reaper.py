@@ -21,13 +21,14 @@ PROJECT = Path(__file__).parents[3]
 # Prints all pids: before, child, grandchild, forked, reaper. Ends once its input does.
 PARENT = """
 import os, subprocess, sys, time
+from pos2distill.sampling import reaper
 from pos2distill.sampling.reaper import start_reaper
-log = sys.argv[1]
+reaper.__file__ = sys.argv[1]
 sleeper = [sys.executable, "-S", "-c", "import time; time.sleep(300)"]
 nested = "import subprocess, sys, time; print(subprocess.Popen({sleeper}).pid, flush=True); time.sleep(300)"
 before = subprocess.Popen(sleeper)
-helper = start_reaper(log)
-assert start_reaper(log) is helper
+helper = start_reaper()
+assert start_reaper() is helper
 child = subprocess.Popen([sys.executable, "-S", "-c", nested.format(sleeper=sleeper)],
                          start_new_session=True, stdout=subprocess.PIPE)
 grandchild = int(child.stdout.readline())
@@ -41,13 +42,31 @@ sys.stdin.read()
 SHARED_MEMORY_PARENT = """
 import sys, time
 from multiprocessing import get_context, shared_memory
-from pos2distill.sampling.reaper import start_reaper
-start_reaper(sys.argv[1])
+from pos2distill.sampling import reaper
+reaper.__file__ = sys.argv[1]
+reaper.start_reaper()
 memory = shared_memory.SharedMemory(create=True, size=1000)
 process = get_context("spawn").Process(target=time.sleep, args=(300,))
 process.start()
 print(memory.name, process.pid, flush=True)
 time.sleep(300)
+"""
+
+
+# The script of a reaper that appends a byte to a file whenever it begins to scan.
+LOGGED_REAPER = """
+import importlib.util, json, sys
+spec = importlib.util.spec_from_file_location("reaper", {script!r})
+reaper = importlib.util.module_from_spec(spec)
+sys.modules["reaper"] = reaper
+spec.loader.exec_module(reaper)
+scan = reaper.read_processes
+def read_processes():
+    with open({log!r}, "ab") as log:
+        log.write(b".")
+    return scan()
+reaper.read_processes = read_processes
+reaper.watch(int(sys.argv[1]), int(sys.argv[2]), frozenset(json.loads(sys.argv[3])))
 """
 
 
@@ -64,12 +83,14 @@ def wait_until(true: Callable[[], bool], seconds: float = 60) -> bool:
 
 
 class Parent:
-    """A process that starts a reaper, which appends a byte to `log` after each scan."""
+    """A process that starts a reaper, which appends a byte to `log` whenever it begins to scan."""
 
     def __init__(self, script: str, log: Path) -> None:
         self.log = log
         log.touch()
-        command = [sys.executable, "-c", script, str(log)]
+        logged = log.with_suffix(".py")
+        logged.write_text(LOGGED_REAPER.format(script=reaper.__file__, log=str(log)))
+        command = [sys.executable, "-c", script, str(logged)]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, cwd=PROJECT, stdin=pipe, stdout=pipe, text=True)
         assert self.process.stdin
@@ -80,8 +101,9 @@ class Parent:
         return self.output.readline().split()
 
     def wait_for_scans(self, count: int) -> None:
-        """Wait until so many more scans have ended. All but the first of them have begun after this call."""
-        enough = self.log.stat().st_size + count
+        """Wait until so many scans have ended that have begun after this call."""
+        # A scan has ended when the next one begins.
+        enough = self.log.stat().st_size + count + 1
         assert wait_until(lambda: self.log.stat().st_size >= enough)
 
     def close(self) -> None:
@@ -107,7 +129,7 @@ def test_start_reaper_kills_later_processes_with_their_parent(parents: dict[str,
     parent = parents[how]
     before, *started, helper = map(int, parent.read_line())
     try:
-        parent.wait_for_scans(2)
+        parent.wait_for_scans(1)
         assert all(map(alive, [before, *started, helper]))
         if how == "end":
             parent.input.close()
@@ -123,9 +145,9 @@ def test_start_reaper_kills_nothing_while_the_parent_lives(parents: dict[str, Pa
     parent = parents["orphan"]
     before, child, grandchild, *_ = map(int, parent.read_line())
     try:
-        parent.wait_for_scans(2)
+        parent.wait_for_scans(1)
         os.kill(child, signal.SIGKILL)  # its child, which the reaper already knows, is an orphan now
-        parent.wait_for_scans(3)
+        parent.wait_for_scans(2)
         assert alive(grandchild)
         parent.process.kill()
         assert wait_until(lambda: not alive(grandchild))
@@ -137,7 +159,7 @@ def test_kill_lets_the_resource_tracker_remove_shared_memory(parents: dict[str, 
     """Python's own resource tracker is among the descendants of the parent."""
     parent = parents["shared memory"]
     name, child = parent.read_line()
-    parent.wait_for_scans(2)
+    parent.wait_for_scans(1)
     memory = Path("/dev/shm", name)
     started = reaper.descendants([parent.process.pid], reaper.read_processes())
     assert len(started) == 3  # the reaper, the tracker, the child

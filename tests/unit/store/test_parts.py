@@ -1,4 +1,4 @@
-"""Answers of an evaluation that is not finished."""
+"""The parts of a table, here of the answers of an evaluation that is not finished."""
 
 import errno
 import random
@@ -12,7 +12,9 @@ from botocore.exceptions import EndpointConnectionError
 from pos2distill.errors import TransientError
 from pos2distill.records import PREDICTION_SCHEMA
 from pos2distill.store.artifacts import Artifact
-from pos2distill.store.parts import TableParts, finished_examples, prediction_parts
+from pos2distill.store.parts import TableParts
+
+KEY = ("documents", "example_id", "placement", "order")
 
 
 def answers(*prompts: tuple[str, int], **values: Any) -> pa.Table:
@@ -25,7 +27,7 @@ def answers(*prompts: tuple[str, int], **values: Any) -> pa.Table:
 
 
 def open_parts(storage: str) -> TableParts:
-    return prediction_parts(Artifact(storage, "base-scores", "f00d"))
+    return TableParts(Artifact(storage, "base-scores", "f00d"), PREDICTION_SCHEMA, KEY)
 
 
 def keys(predictions: pa.Table) -> list[tuple[str, int]]:
@@ -43,16 +45,6 @@ def test_read_sorts_and_keeps_the_first_answer_to_each_prompt(storage: str) -> N
     assert keys(read) == [("b", 2), ("a", 0), ("b", 0), ("b", 1)]
     assert read["text"].to_pylist() == ["other length", "first", "second", "first"]
     assert read.schema.equals(PREDICTION_SCHEMA)
-
-
-def test_finished_examples_have_an_answer_to_every_prompt(storage: str) -> None:
-    parts = open_parts(storage)
-    parts.append(answers(("a", 0), ("a", 1), ("b", 0)))
-    assert finished_examples(parts.read(), 2).to_pylist() == ["a"]
-    parts.append(answers(("b", 0)))  # twice the same prompt
-    assert finished_examples(parts.read(), 2).to_pylist() == ["a"]
-    parts.append(answers(("b", 1)))
-    assert sorted(finished_examples(parts.read(), 2).to_pylist()) == ["a", "b"]
 
 
 def test_read_sorts_many_answers(storage: str) -> None:

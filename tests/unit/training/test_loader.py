@@ -2,6 +2,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,15 @@ from pos2distill.training.batches import Batch
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.loader import BatchLoader
 from pos2distill.training.progress import TrainingProgress
+from pos2distill.training.sample_tracker import SampleTracker
+from pos2distill.training.sources import samples_left
 from tests.support.ranks import run_threads, thread_ranks
 from tests.support.tables import missing_in
 
 PER_BATCH = 3
+WANTED = 5
+KEPT = {0, 2, 3, 6, 7, 8, 10}  # 7 of 12; the fifth is 7
+SELECTED = [0, 2, 3, 6, 7]
 
 
 def make_study(order: str = "arrival", epochs: int = 2, wanted: int = 300) -> Study:
@@ -259,6 +265,22 @@ def test_batches_are_empty_while_waiting_and_lose_nothing() -> None:
     assert trained(iter(batches)) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
 
 
+def test_batches_are_not_empty_where_samples_came_that_may_not_be_needed() -> None:
+    """Of 2 wanted, the samples 8 and 9 are held back; only the second part is a time of waiting."""
+    world = World(12)
+    loader = world.loader(make_study(epochs=1, wanted=2), [[8, 9], None, [0, 1]])
+    batches = drain(loader, TrainingProgress.at_start(12))
+    assert [batch.indices.tolist() for batch in batches] == [[], [0, 1]]
+
+
+@pytest.mark.parametrize("order", ["arrival", "fixed"])
+def test_batches_from_a_complete_store_are_never_empty(order: str) -> None:
+    world = World(7)
+    world.put(list(range(7)))
+    batches = drain(world.loader(make_study(order)), TrainingProgress.at_start(7))
+    assert [len(batch.indices) for batch in batches] == [3, 3, 1] * 2
+
+
 def test_batches_not_taken_leave_a_partial_batch_for_later() -> None:
     world = World(9)
     progress = TrainingProgress.at_start(9)
@@ -290,9 +312,36 @@ def test_batches_are_the_same_on_all_ranks(order: str, world_size: int) -> None:
         return list(loader.batches(TrainingProgress.at_start(count)))
 
     runs = run_threads(run, world_size)
+    # Also the empty ones: after each batch, the ranks meet in collectives.
+    indices = [[batch.indices.tolist() for batch in each] for each in runs]
+    assert all(each == indices[0] for each in indices)
     batches = [trained(iter(each)) for each in runs]
     assert all(each == batches[0] for each in batches)
     assert sorted(all_of(batches[0])) == sorted(2 * sorted(world.kept))
+
+
+@pytest.mark.parametrize("order", ["arrival", "fixed"])
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_samples_left_has_equally_many_lists_on_all_ranks(order: str, epoch: int) -> None:
+    """Where one rank waits and the other does not, where both wait, and where what came may not be needed."""
+    world = World(12, KEPT)
+    streams: list[list[list[int] | None]] = [
+        [[10, 11], None, None, [0, 3], None, [7, 8]],
+        [None, None, [1], None, [2], [4, 5, 6, 9], None, None],
+    ]
+
+    def run(dist: DistContext) -> list[list[int]]:
+        study = make_study(order, wanted=WANTED)
+        tracker = SampleTracker(world.ids, world.store, WANTED, dist)
+        tables = [None if part is None else samples(part, world.kept) for part in streams[dist.rank]]
+        lists = samples_left(tracker, study, epoch, np.zeros(12, bool), lambda: Stream(world.store, tables))
+        return [[indexed.index for indexed in each] for each in lists]
+
+    first, second = run_threads(run, 2)
+    assert first == second
+    assert [] in first
+    used = [index for index in chain.from_iterable(first) if index in world.kept]
+    assert sorted(used) == SELECTED
 
 
 def test_all_gather_tables_sends_slices_without_the_rest_of_their_table() -> None:
@@ -311,11 +360,6 @@ def test_all_gather_tables_sends_slices_without_the_rest_of_their_table() -> Non
 
 
 # --- as many kept samples as are wanted
-
-
-WANTED = 5
-KEPT = {0, 2, 3, 6, 7, 8, 10}  # 7 of 12; the fifth is 7
-SELECTED = [0, 2, 3, 6, 7]
 
 
 def test_batches_from_the_store_end_when_enough_are_kept() -> None:

@@ -29,6 +29,7 @@ from pos2distill.training.strategies.torch import TorchStrategy
 from pos2distill.training.teachers import TeacherDistribution, build_teacher
 from tests.support.ranks import run_threads
 from tests.support.samples import Source
+from tests.support.training import train_to_end
 
 CPU = torch.device("cpu")
 
@@ -90,7 +91,7 @@ def work(result: Result, source: Source, trainers: TrainersSection, dist: DistCo
     teacher = build_teacher(study, result.strategy.base_states, CPU)
     progress = TrainingProgress.at_start(len(source.ids))
     trainer = Trainer(study, trainers, source.build, result.strategy, teacher, dist)
-    assert trainer.train(source.loader(dist), progress, [result.records.append])
+    result.records += train_to_end(trainer, source.loader(dist), progress)
     assert progress.step == len(result.records)
 
 

@@ -14,7 +14,7 @@ from pos2distill.training.distributed import DistContext
 from pos2distill.training.rows import kept_samples
 
 
-class SampleLedger:
+class SampleTracker:
     """Which of N samples the store holds, and which of them are trained on as far as that is known.
 
     Every rank makes one, and calls `read_store` and `require_all` in step with the others: they are collectives.
@@ -40,7 +40,7 @@ class SampleLedger:
         self.read_store()
 
     def read_store(self) -> None:
-        """What the store holds, as rank 0 sees it; others could see parts that are newer."""
+        """Read on rank 0 what the store holds, and share it with all ranks: others could see parts that are newer."""
         own = None
         if self.dist.rank == 0:
             index, kept_N = self.store.read_kept(self.ids)
