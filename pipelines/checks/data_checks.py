@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from pos2distill.config import EndpointSection, Recipe, Study
-from pos2distill.errors import UserError, warn, warn_once
+from pos2distill.errors import UserError, reword, warn, warn_once
 from pos2distill.evaluation.count_warnings import distractor_warning
 from pos2distill.parquet import open_parquet
 from pos2distill.records import Example, Tokens, example_from_row
@@ -229,9 +229,9 @@ def _naming_location(example: Example, locations: Callable[[], Mapping[str, str]
     except UserError as error:
         named = f"example {example.example_id}"
         location = locations().get(example.example_id)
-        if location is None or named not in str(error):
-            raise
-        raise UserError(str(error).replace(named, f"{named} ({location})", 1)) from None
+        if location is not None and named in str(error):
+            reword(error, str(error).replace(named, f"{named} ({location})", 1))
+        raise
 
 
 def _warn_of_unknown_words(model: str, prompt: Tokens, unknown: int | None) -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pos2distill.config import fingerprint
-from pos2distill.errors import UserError
+from pos2distill.errors import UserError, reword
 from pos2distill.faults import disk_is_full
 from pos2distill.models.files import copy_generation_config
 from pos2distill.models.load import load_tokenizer
@@ -102,7 +102,8 @@ def _resume(
             return TrainingProgress.load(folder)
         except UserError as error:
             remedy = f"remove {job.checkpoint.url}/{STATE_FOLDER} to train again from the samples"
-            raise UserError(f"{error}; {remedy}") from None
+            reword(error, f"{error}; {remedy}")
+            raise
 
 
 def save_model(job: TrainingJob, session: WorkerSession, strategy: Strategy, scratch: Path) -> tuple[str, ...]:
