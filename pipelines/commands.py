@@ -7,7 +7,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from pos2distill.config import AnalysisSection, Recipe, Study
-from pos2distill.config.restrict import replace_section
 from pos2distill.config.sweep import sweep_cells
 from pos2distill.config.validation import to_user_error
 from pos2distill.errors import UserError
@@ -161,10 +160,10 @@ def _with_analysis(recipe: Recipe) -> Recipe:
     if recipe.study.analysis is not None:
         return recipe
     try:
-        study = replace_section(recipe.study, analysis=AnalysisSection())
+        study = recipe.study.replace(analysis=AnalysisSection())
     except ValidationError as error:
         raise to_user_error(error, Study, recipe.name, []) from None
-    return recipe.model_copy(update={"study": study})
+    return recipe.replace(study=study)
 
 
 def run_sample(recipe: Recipe, cells: Sequence[Cell]) -> None:
