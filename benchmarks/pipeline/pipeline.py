@@ -25,7 +25,7 @@ from pipelines.plan import Plan, make_plan
 from pipelines.stages.prepare import training_ids
 from pipelines.stages.stage import RunContext
 from pos2distill.config import Recipe
-from pos2distill.models.prompts import load_prompt_builder
+from pos2distill.models.load import load_prompt_builder
 from pos2distill.store.samples import SampleStore
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.loader import BatchLoader

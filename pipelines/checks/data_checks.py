@@ -12,7 +12,7 @@ from pos2distill.errors import UserError, reword, warn, warn_once
 from pos2distill.evaluation.count_warnings import distractor_warning
 from pos2distill.parquet import open_parquet
 from pos2distill.records import Example, Tokens, example_from_row
-from pos2distill.sampling.prompting import prompt_builder
+from pos2distill.sampling.prompting import cached_prompt_builder
 from pos2distill.store.artifacts import Artifact
 from pos2distill.tasks.data_files import data_bytes
 from pos2distill.tasks.datasets import load_split, read_examples
@@ -202,7 +202,7 @@ class _Limits:
 
 def _check_examples(limits: _Limits, examples: Sequence[Example], documents: int, reserve: int) -> CheckedPrompts:
     """Build the prompts of at least one example, with the gold documents first."""
-    build = prompt_builder(limits.study, reserve)
+    build = cached_prompt_builder(limits.study, reserve)
     prompts: list[str | Tokens] = []
     for example in examples:
         slots = tuple(range(len(example.golds)))

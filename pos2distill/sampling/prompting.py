@@ -87,12 +87,12 @@ def build_prompts(
         with_examples: store the whole example in each row, for stages that build further prompts from it. Examples are
             long.
         answered: prompts to leave out.
-        model_version: see `prompt_builder`.
+        model_version: see `cached_prompt_builder`.
     Returns: a table of `PROMPT_SCHEMA`.
     Raises:
         UserError: a prompt does not fit the context, and `record_too_long` is not set.
     """
-    builder = prompt_builder(study, max_new_tokens, model_version)
+    builder = cached_prompt_builder(study, max_new_tokens, model_version)
     records = batch.select(EXAMPLE_SCHEMA.names).to_pylist()
     numbers = [0] * len(batch)
     if "number" in batch.column_names:
@@ -175,10 +175,10 @@ def replace_with_teacher_prompts(responses: pa.Table, study: Study) -> pa.Table:
     return responses.set_column(column, field, pa.array(prompts, field.type))
 
 
-def prompt_builder(
+def cached_prompt_builder(
     study: Study, max_new_tokens: int, model_version: str | None = None
 ) -> PromptBuilder | MessageBuilder:
-    """The builder of a study's prompts: token ids, or messages for a server that applies the chat template.
+    """The builder of a study's prompts, kept in this process: token ids, or messages where a server has the template.
 
     Args:
         model_version: the version of the model's files. If it is None, the files are listed to find it.
@@ -198,7 +198,7 @@ def _token_builder(study: Study, max_new_tokens: int, _version: str) -> PromptBu
     """
 
     def load() -> PromptBuilder:
-        from pos2distill.models.prompts import load_prompt_builder
+        from pos2distill.models.load import load_prompt_builder
 
         return load_prompt_builder(study, reserve=max_new_tokens)
 

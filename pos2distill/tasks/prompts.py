@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from pos2distill.config import Study, TemplateSection
+from pos2distill.config import TemplateSection
 from pos2distill.config.data import PromptStyle
 from pos2distill.config.template import DOCUMENTS
 from pos2distill.errors import UserError
@@ -191,14 +191,6 @@ class PromptBuilder:
         self.max_length = max_length
         self.reserve = reserve
         self.encode = text_encoder(tokenizer)
-
-    @classmethod
-    def of_study(
-        cls, study: Study, tokenizer: "PreTrainedTokenizerBase", *, max_length: int, reserve: int
-    ) -> "PromptBuilder":
-        """The builder of a study's prompts. Args: as in the class; tokenizer: that of the study's model."""
-        kwargs = study.model.chat_template_kwargs
-        return cls(tokenizer, study.data.wording, max_length=max_length, reserve=reserve, chat_template_kwargs=kwargs)
 
     def __call__(
         self,

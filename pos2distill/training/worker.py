@@ -10,8 +10,7 @@ from pos2distill.config import fingerprint
 from pos2distill.errors import UserError, reword
 from pos2distill.faults import disk_is_full
 from pos2distill.models.files import copy_generation_config
-from pos2distill.models.load import load_tokenizer
-from pos2distill.models.prompts import load_prompt_builder
+from pos2distill.models.load import load_prompt_builder, load_tokenizer
 from pos2distill.records import EXAMPLE_SCHEMA, sample_id_array
 from pos2distill.scratch import user_folder
 from pos2distill.store.artifacts import Artifact
