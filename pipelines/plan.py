@@ -146,8 +146,8 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """One study of a sweep: the values of the swept settings, its recipe and its plan."""
+class PlannedStudy:
+    """What a command runs: a recipe's study, or one of its sweep. settings: the values of the swept settings."""
 
     settings: dict[str, Any]
     recipe: Recipe
