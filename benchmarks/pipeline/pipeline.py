@@ -141,7 +141,7 @@ def _kind(title: str) -> str:
     """The kind of a process, by the title that Ray 2.60 gives it."""
     if "samplers" in title:
         return "sampler"
-    if "ProgressReporterActor" in title:
+    if "RunCoordinatorActor" in title:
         return "tracker"
     return "tasks"
 

@@ -253,7 +253,7 @@ def _run_command(options: argparse.Namespace, recipe: Recipe, gate: dict[str, An
         from .. import commands
         from ..attempts import record_failure
         from ..interrupt import terminable
-        from ..progress import set_quiet
+        from ..progress_bar import set_quiet
 
     if options.quiet:
         set_quiet()

@@ -23,7 +23,7 @@ from pos2distill.store.files import write_bytes
 from pos2distill.tasks.permutations import candidate_placements
 
 from ..artifact_names import ROPE_SCALES
-from ..progress import show_stage
+from ..progress_bar import show_stage
 from ..scaled_config import SCALED_CONFIG_FOLDER, scaled_config_files
 from .answers import PROMPT_FIELDS
 from .plan_context import PlanContext

@@ -1,6 +1,6 @@
 """What a stage that samples or trains has done, which samples it still needs, and whether it is to stop.
 
-All processes of the stage report through one object, and the terminal shows its figures (`progress`).
+All processes of the stage report through one object, and the terminal shows its figures (`progress_bar`).
 """
 
 import time
@@ -75,7 +75,7 @@ class RunProgress:
         return ", ".join(parts)
 
 
-class ProgressReporter:
+class RunCoordinator:
     """Counts what operators and workers report, and carries the request to stop to the workers."""
 
     def __init__(self, spec: ProgressSpec) -> None:
