@@ -1,7 +1,6 @@
 """The progress of a stage on the terminal: a bar, or lines where there is none."""
 
 import math
-import os
 import sys
 import threading
 import time
@@ -26,7 +25,7 @@ _STALLED_TIMES = 5
 _STARTING = "starting processes and loading models"
 # Where results come by the batch, nothing tells when the first one begins.
 _UNTIL_FIRST_BATCH = "loading models, then the first batch"
-_QUIET = "POS2DISTILL_QUIET"
+_quiet = threading.Event()  # set by --quiet
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +165,12 @@ def show_stage(label: str, total: int, *, done: int, unit: str, hint: str) -> It
 
 def set_quiet() -> None:
     """Show no progress from now on in this process (`--quiet`)."""
-    os.environ[_QUIET] = "1"
+    _quiet.set()
 
 
 def is_quiet() -> bool:
     """Whether no progress is shown."""
-    return os.environ.get(_QUIET) == "1"
+    return _quiet.is_set()
 
 
 @dataclass(frozen=True, slots=True)

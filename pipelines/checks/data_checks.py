@@ -182,8 +182,12 @@ class _Limits:
         vocabulary = 0
         if not study.model.uses_chat_api:
             vocabulary = load_config(study.model).get_text_config().vocab_size
-        served_context = None if study.has_weights else _served_context(study, endpoint)
-        return cls(study, endpoint, served_context, vocabulary, locations)
+        served_tokens = None
+        if not study.has_weights:
+            from pos2distill.sampling.engines.openai import served_context
+
+            served_tokens = served_context(study.model, endpoint)
+        return cls(study, endpoint, served_tokens, vocabulary, locations)
 
     def require(self, example: Example, prompt: str | Tokens, reserve: int) -> None:
         """Reject a prompt that does not fit.
@@ -242,12 +246,6 @@ def _warn_of_unknown_words(model: str, prompt: Tokens, unknown: int | None) -> N
             f"{model}: its tokenizer does not know {fraction:.0%} of a prompt's words; is it the model for this data "
             f"and for this wording (data.prompt)?"
         )
-
-
-def _served_context(study: Study, endpoint: EndpointSection) -> int | None:
-    from pos2distill.sampling.engines.openai import served_context
-
-    return served_context(study.model, endpoint)
 
 
 def _require_room(

@@ -4,6 +4,7 @@ import io
 import json
 import re
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +44,6 @@ def every_second(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_bar, "LINE_SECONDS", 0.0)
     monkeypatch.setattr(progress_bar, "UNCHANGED_LINE_SECONDS", 0.0)
     monkeypatch.setattr(progress_bar, "REFRESH_SECONDS", 1.0)
-    monkeypatch.delenv("POS2DISTILL_QUIET", raising=False)
 
 
 def nothing() -> None:
@@ -167,7 +167,6 @@ def test_unchanged_line_is_repeated_every_half_minute(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress_bar, "REFRESH_SECONDS", 11.0)
-    monkeypatch.delenv("POS2DISTILL_QUIET", raising=False)
     stage = StageProgress(done=0)
     display = progress_bar.ProgressDisplay("evaluate base", 6, 0, "prompts", stage.figures)
     progress_bar.show_lines(display, Scripted(monkeypatch, *[nothing] * 5, lambda: stage.update(1), nothing))
@@ -238,8 +237,9 @@ def test_show_stage_hints_at_what_is_waited_for(
 
 def test_show_stage_is_silent_if_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(progress_bar, "LINE_SECONDS", 0.0)
-    for quiet, lines in (("0", 1), ("1", 0)):
-        monkeypatch.setenv("POS2DISTILL_QUIET", quiet)
+    monkeypatch.setattr(progress_bar, "_quiet", threading.Event())  # restored after the test
+    for lines in (1, 0):
         with show_stage("evaluate base", 4, done=0, unit="prompt", hint="") as stage:
             stage.update(4)
         assert len(capsys.readouterr().err.splitlines()) == lines
+        progress_bar.set_quiet()
