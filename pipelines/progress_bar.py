@@ -60,7 +60,7 @@ class RateEstimator:
         self.changes = 0  # number of changes after the first result
 
     def update(self, count: int, now: float, idle_seconds: float = math.inf) -> None:
-        """So much is finished at this time, in seconds. idle_seconds: as in `Figures`."""
+        """Record how much is finished at this time, in seconds. idle_seconds: as in `Figures`."""
         self.last_sign = max(self.last_sign, now - idle_seconds)
         if self.first_result is not None and count != self.count:
             self.changes += 1
@@ -210,7 +210,7 @@ class RefreshEvent(Protocol):
 
 
 def show_bar(display: ProgressDisplay, finished: RefreshEvent) -> None:
-    """A progress bar, drawn at every refresh until the body has finished."""
+    """Draw a progress bar at every refresh until the body has finished."""
     start = time.monotonic()
     # tqdm's own rate would take the time between two refreshes for that of a batch.
     bar_format = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit} [{elapsed}{postfix}]"
@@ -226,7 +226,7 @@ def show_bar(display: ProgressDisplay, finished: RefreshEvent) -> None:
 
 
 def show_lines(display: ProgressDisplay, finished: RefreshEvent) -> None:
-    """A line every few seconds until the body has finished, less often while nothing changes."""
+    """Print a line every few seconds until the body has finished, less often while nothing changes."""
     start = last_line = time.monotonic()
     last_shown: tuple[int, str, str] | None = None
     for figures, estimator in _refreshes(display, finished):

@@ -131,11 +131,11 @@ class RunCoordinator:
         self.last_result = time.monotonic()
 
     def count_seconds(self, pool: str, seconds: float) -> None:
-        """An actor of a pool has worked on a batch."""
+        """Count the time that an actor of a pool worked on a batch."""
         self.progress.actor_seconds[pool] = self.progress.actor_seconds.get(pool, 0.0) + seconds
 
     def heartbeat(self, pool: str, actor: str) -> None:
-        """An actor of a pool has begun a batch."""
+        """Count an actor of a pool that has begun a batch."""
         self.last_seen.setdefault(pool, {})[actor] = time.monotonic()
 
     def read(self) -> RunProgress:

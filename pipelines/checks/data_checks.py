@@ -79,7 +79,7 @@ def check_data(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> list[Chec
 
 
 def check_prompts(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
-    """Tokenize the longest prepared prompts: they fit the model's context with the response, and its vocabulary.
+    """Raise if the longest prepared prompts do not fit the model's context with the response, or its vocabulary.
 
     The context is also that of the server, if it names it.
     """
@@ -239,7 +239,7 @@ def _naming_location(example: Example, locations: Callable[[], Mapping[str, str]
 
 
 def _warn_of_unknown_words(model: str, prompt: Tokens, unknown: int | None) -> None:
-    """A model that cannot read the data, such as a toy, would answer every question wrong."""
+    """Warn of a model that cannot read the data, such as a toy: it would answer every question wrong."""
     fraction = float((prompt == unknown).mean()) if unknown is not None else 0.0
     if fraction > _MANY_UNKNOWN:
         warn(

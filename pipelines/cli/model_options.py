@@ -24,7 +24,7 @@ _OPTIONS = {
 
 
 def add_model_options(command: argparse.ArgumentParser) -> None:
-    """The options that stand in place of a recipe."""
+    """Add the options that stand in place of a recipe."""
     group = command.add_argument_group("instead of a RECIPE")
     group.add_argument(
         "--model",

@@ -266,7 +266,7 @@ class LocalSession:
         return self.coordinator.stop_requested()
 
     def is_preempted(self) -> bool:
-        """Nobody gives notice to a local run."""
+        """Return False: nobody gives notice to a local run."""
         return False
 
     def warn(self, line: str) -> None:

@@ -135,7 +135,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
 
 
 def check_executor(stage: Stage, executor: str) -> None:
-    """Training that was stopped continues under the executor that began it.
+    """Raise if training that was stopped was begun by another executor, under which it continues.
 
     Raises:
         UserError: if the other one has saved training states, with what to do.

@@ -92,11 +92,11 @@ class RayCoordinator:
         self.actor.count_step.remote(trained, steps, loss)
 
     def count_seconds(self, pool: str, seconds: float) -> None:
-        """An actor of a pool has worked on a batch. Does not wait."""
+        """Count the time that an actor of a pool worked on a batch. Does not wait."""
         self.actor.count_seconds.remote(pool, seconds)
 
     def heartbeat(self, pool: str, actor: str) -> None:
-        """An actor of a pool has begun a batch. Does not wait."""
+        """Count an actor of a pool that has begun a batch. Does not wait."""
         self.actor.heartbeat.remote(pool, actor)
 
     def read(self) -> RunProgress:
