@@ -3,12 +3,11 @@
 import functools
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 
 from pos2distill.config import EndpointSection, Recipe, Study
-from pos2distill.errors import UserError, reword, warn, warn_once
+from pos2distill.errors import UserError, warn, warn_once
 from pos2distill.evaluation.count_warnings import distractor_warning
 from pos2distill.parquet import open_parquet
 from pos2distill.records import Example, Tokens, example_from_row
@@ -16,7 +15,7 @@ from pos2distill.sampling.prompting import cached_prompt_builder
 from pos2distill.store.artifacts import Artifact
 from pos2distill.tasks.data_files import data_bytes
 from pos2distill.tasks.datasets import load_split, read_examples
-from pos2distill.tasks.prompts import MessageBuilder, fewest_tokens, joined_text
+from pos2distill.tasks.prompts import MessageBuilder, PromptTooLong, fewest_tokens, joined_text
 
 from ..artifact_names import BASE_SCORES, DISTILLED_SCORES
 from ..plan import Plan
@@ -195,13 +194,30 @@ class _Limits:
         Raises:
             UserError: naming the example, or the model whose tokenizer is another one's.
         """
-        _require_room(example, prompt, reserve, self.served_context, self.endpoint)
+        self._require_room(example, prompt, reserve)
         # Only the server knows the tokens of messages.
         if not isinstance(prompt, str) and prompt.max(initial=0) >= self.vocabulary:
             raise UserError(
                 f"{self.study.model.path}: its tokenizer gives token {prompt.max()}, its config.json describes "
                 f"{self.vocabulary} tokens; the tokenizer and the model do not belong together"
             )
+
+    def _require_room(self, example: Example, prompt: str | Tokens, reserve: int) -> None:
+        """Reject a prompt that the server would cut or reject. Of messages, at least their words are tokens."""
+        tokens = fewest_tokens(prompt) if isinstance(prompt, str) else len(prompt)
+        if self.served_context and tokens + reserve > self.served_context:
+            least = "at least " if isinstance(prompt, str) else ""
+            raise UserError(
+                f"{self.endpoint.base_url}: serves the model with a context of {self.served_context} tokens, but the "
+                f"prompt of {self.label(example)} has {least}{tokens}, and {reserve} are for the answer; lower "
+                f"data.documents, evaluation.other_documents or evaluation.max_new_tokens, or start the server with a "
+                f"longer context"
+            )
+
+    def label(self, example: Example) -> str:
+        """An example by its id and, if it is known, where the data set has it."""
+        location = self.locations().get(example.example_id)
+        return f"example {example.example_id}" + (f" ({location})" if location is not None else "")
 
 
 def _check_examples(limits: _Limits, examples: Sequence[Example], documents: int, reserve: int) -> CheckedPrompts:
@@ -211,31 +227,20 @@ def _check_examples(limits: _Limits, examples: Sequence[Example], documents: int
     for example in examples:
         slots = tuple(range(len(example.golds)))
         prompt: str | Tokens
-        with _naming_location(example, limits.locations):
+        try:
             if isinstance(build, MessageBuilder):
                 prompt = joined_text(build(example, documents, slots))
             else:
                 prompt = build(example, documents, slots)
-            limits.require(example, prompt, reserve)
+        except PromptTooLong as error:
+            raise UserError(f"{limits.label(example)}: {error.problem}") from None
+        limits.require(example, prompt, reserve)
         prompts.append(prompt)
     longest = max(prompts, key=len)
     if isinstance(build, MessageBuilder) or isinstance(longest, str):
         return CheckedPrompts(documents, None, reserve, str(longest))
     _warn_of_unknown_words(limits.study.model.path, longest, build.tokenizer.unk_token_id)
     return CheckedPrompts(documents, len(longest), reserve, str(build.tokenizer.decode(longest)))
-
-
-@contextmanager
-def _naming_location(example: Example, locations: Callable[[], Mapping[str, str]]) -> Iterator[None]:
-    """Adds to an error that names an example where the data set has it."""
-    try:
-        yield
-    except UserError as error:
-        named = f"example {example.example_id}"
-        location = locations().get(example.example_id)
-        if location is not None and named in str(error):
-            reword(error, str(error).replace(named, f"{named} ({location})", 1))
-        raise
 
 
 def _warn_of_unknown_words(model: str, prompt: Tokens, unknown: int | None) -> None:
@@ -245,20 +250,6 @@ def _warn_of_unknown_words(model: str, prompt: Tokens, unknown: int | None) -> N
         warn(
             f"{model}: its tokenizer does not know {fraction:.0%} of a prompt's words; is it the model for this data "
             f"and for this wording (data.prompt)?"
-        )
-
-
-def _require_room(
-    example: Example, prompt: str | Tokens, reserve: int, context: int | None, endpoint: EndpointSection
-) -> None:
-    """Reject a prompt that the server would cut or reject. Of messages, at least their words are tokens."""
-    tokens = fewest_tokens(prompt) if isinstance(prompt, str) else len(prompt)
-    if context and tokens + reserve > context:
-        least = "at least " if isinstance(prompt, str) else ""
-        raise UserError(
-            f"{endpoint.base_url}: serves the model with a context of {context} tokens, but the prompt of example "
-            f"{example.example_id} has {least}{tokens}, and {reserve} are for the answer; lower data.documents, "
-            f"evaluation.other_documents or evaluation.max_new_tokens, or start the server with a longer context"
         )
 
 

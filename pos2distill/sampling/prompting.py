@@ -106,9 +106,7 @@ def build_prompts(
             for (number, placement), order in itertools.product(enumerate(placements), range(spec.orders)):
                 if (documents, example.example_id, number, order) in answered:
                     continue
-                prompt = _build_prompt(builder, example, spec, placement, order)
-                if prompt["error"] is not None and not record_too_long:
-                    raise UserError(f"example {example.example_id}: {prompt['error']}")
+                prompt = _build_prompt(builder, example, spec, placement, order, record_too_long=record_too_long)
                 # From the example and its prompt, so that a sample does not depend on how examples are batched.
                 seed = derive_seed(study.seed, "sample", example.example_id, documents, *placement.slots)
                 rows.append(
@@ -140,9 +138,15 @@ def _placements(
 
 
 def _build_prompt(
-    builder: PromptBuilder | MessageBuilder, example: Example, spec: PromptSpec, placement: Placement, order: int
+    builder: PromptBuilder | MessageBuilder,
+    example: Example,
+    spec: PromptSpec,
+    placement: Placement,
+    order: int,
+    *,
+    record_too_long: bool,
 ) -> dict[str, Any]:
-    """The columns of the prompt, or the error if it is too long."""
+    """The columns of the prompt. If it is too long, `record_too_long` says whether the error is one of them."""
     try:
         prompt = builder(
             example,
@@ -152,8 +156,10 @@ def _build_prompt(
             slot_of_rank=spec.slot_of_rank,
         )
     except PromptTooLong as too_long:
-        error = str(too_long).removeprefix(f"example {example.example_id}: ")
-        return {"prompt_ids": (), "messages": None, "error": error}
+        if not record_too_long:
+            # Ray Data keeps nothing of an error but its text, of which `executors.ray.errors` knows the classes.
+            raise UserError(str(too_long)) from None
+        return {"prompt_ids": (), "messages": None, "error": too_long.problem}
     if isinstance(builder, MessageBuilder):
         return {"prompt_ids": (), "messages": prompt, "error": None}
     return {"prompt_ids": prompt, "messages": None, "error": None}
