@@ -168,9 +168,9 @@ def evaluate(
 def sample(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questions | None = None) -> Samples:
     """Sample the advantaged answers of a recipe's training examples. Arguments and errors: as in `evaluate`."""
     with _loaded(recipe, settings, data) as loaded:
-        cells = commands.plan_command(loaded, "sample")
-        commands.run_sample(loaded, cells)
-        plan = cells[0].plan
+        (planned,) = commands.plan_command(loaded, "sample")
+        commands.run_sample(planned)
+        plan = planned.plan
         store = SampleStore(plan.first_sample.artifact)
         index = store.index(sample_ids_of(plan.first_sample))
         # Not all candidates are sampled where fewer are enough.
@@ -181,9 +181,9 @@ def sample(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questio
 def distill(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questions | None = None) -> Checkpoint:
     """Train a recipe's checkpoint from its samples. Arguments and errors: as in `evaluate`."""
     with _loaded(recipe, settings, data) as loaded:
-        cells = commands.plan_command(loaded, "distill")
-        commands.run_distill(loaded, cells)
-        return _to_checkpoint(cells[0].plan.distill.artifact)
+        (planned,) = commands.plan_command(loaded, "distill")
+        commands.run_distill(planned)
+        return _to_checkpoint(planned.plan.distill.artifact)
 
 
 def study(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questions | None = None) -> StudyResult:
@@ -195,9 +195,9 @@ def study(recipe: AnyRecipe, settings: Settings | None = None, *, data: Question
     with _loaded(recipe, settings, data) as loaded:
         if loaded.sweep:
             raise UserError(f"{loaded.name}: is a sweep of several studies; call study for each, with its settings")
-        cells = commands.plan_command(loaded, "study")
-        commands.run_study(loaded, cells)
-        plan = cells[0].plan
+        (planned,) = commands.plan_command(loaded, "study")
+        commands.run_study(loaded, [planned])
+        plan = planned.plan
         evaluations = read_evaluations(loaded, plan)
         return StudyResult(
             before=evaluations["base"],
@@ -219,7 +219,8 @@ def _loaded(recipe: AnyRecipe, settings: Settings | None, data: Questions | None
 
 def _run_evaluate(recipe: Recipe) -> Evaluation:
     """The evaluation of the checkpoint, or of the base model if there is none."""
-    return commands.run_evaluate(recipe, commands.plan_command(recipe, "evaluate"))[-1]
+    (planned,) = commands.plan_command(recipe, "evaluate")
+    return commands.run_evaluate(planned)[-1]
 
 
 def _to_checkpoint(artifact: Artifact) -> Checkpoint:

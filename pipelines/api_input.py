@@ -14,7 +14,7 @@ import numpy as np
 
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe, make_recipe
-from pos2distill.errors import UserError
+from pos2distill.errors import UserError, reword
 from pos2distill.tasks.parquet_records import drop_null_fields
 
 # JSON may hold them as they are, but YAML rejects them or takes them for line breaks. All have four hex digits.
@@ -56,7 +56,7 @@ def errors_name_arguments(settings: Settings | None) -> Iterator[None]:
         yield
     except UserError as error:
         given = "settings" if settings else "arguments"
-        error.args = (re.sub("^command line: ", f"{given}: ", str(error)),)
+        reword(error, re.sub("^command line: ", f"{given}: ", str(error)))
         raise
 
 
@@ -126,10 +126,10 @@ def questions_file(data: Questions) -> Iterator[str]:
         try:
             yield str(path)
         except UserError as error:
-            # In place, so that its type and traceback stay. Each record is a line.
+            # Each record is a line.
             named = f"(?:{re.escape(str(path))}|{re.escape(path.name)})"
             message = re.sub(rf"{named}, line (?=\d)", "data: record ", str(error))
-            error.args = (message.replace(str(path), "data"),)
+            reword(error, message.replace(str(path), "data"))
             raise
 
 

@@ -7,7 +7,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from pos2distill.config import AnalysisSection, Recipe, Study
-from pos2distill.config.restrict import replace_section
 from pos2distill.config.sweep import sweep_cells
 from pos2distill.config.validation import to_user_error
 from pos2distill.errors import UserError
@@ -20,7 +19,7 @@ from pos2distill.store.storage import check_storage
 from pos2distill.urls import storage_errors
 
 from .checks.preflight import preflight
-from .plan import Cell, Plan, make_plans
+from .plan import Plan, PlannedStudy, make_plans
 from .results.evaluations import read_evaluations, write_evaluations
 from .results.gate import check_evaluation, read_baseline
 from .results.report import (
@@ -58,10 +57,14 @@ class Command:
     run: Callable[..., object]
     only_reads: bool = False
     takes_sweeps: bool = False
-    require: Callable[[Recipe, Sequence[Cell]], None] = lambda *_: None
+    require: Callable[..., None] = lambda *_: None
+
+    def arguments(self, recipe: Recipe, studies: Sequence[PlannedStudy]) -> tuple[Any, ...]:
+        """What `run` and `require` take: the only study, or of a command that takes sweeps the recipe and all."""
+        return (recipe, studies) if self.takes_sweeps else tuple(studies)
 
 
-def plan_command(recipe: Recipe, command: str) -> list[Cell]:
+def plan_command(recipe: Recipe, command: str) -> list[PlannedStudy]:
     """What a command runs: the studies of a sweep, or the recipe's only one.
 
     Planned once, before the command runs: for a plan that is made when its results are read, the data set, the model or
@@ -74,23 +77,24 @@ def plan_command(recipe: Recipe, command: str) -> list[Cell]:
         raise UserError(
             f"{recipe.name}: is a sweep of several studies; this command takes one study (study and report take sweeps)"
         )
-    return _make_cells(_with_analysis(recipe) if command == "analyze" else recipe)
+    return _plan_studies(_with_analysis(recipe) if command == "analyze" else recipe)
 
 
-def run_study(recipe: Recipe, cells: Sequence[Cell]) -> None:
-    """The whole chain, up to the report. Of a sweep, every study, which share what their settings do not change."""
+def run_study(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
+    """Run the whole chain, up to the report. Of a sweep, every study, which share what their settings do not change."""
     # All of them first: the last study should not be rejected hours after the first one has started.
-    _check(cells, "study")
-    for number, cell in enumerate(cells, start=1):
+    for planned in studies:
+        _check(planned, "study")
+    for number, planned in enumerate(studies, start=1):
         if recipe.sweep:
-            print(f"--- study {number} of {len(cells)}{format_settings(cell.settings)}", flush=True)
+            print(f"--- study {number} of {len(studies)}{format_settings(planned.settings)}", flush=True)
         with driver_lease(recipe) as lease:
-            _run(cell, "study", lease)
+            _run(planned, "study", lease)
     if recipe.sweep:
-        _report_sweep(recipe, cells)  # takes little time beside the studies, so it is always written
+        _report_sweep(recipe, studies)  # takes little time beside the studies, so it is always written
         return
-    (cell,) = cells
-    plan = cell.plan
+    (planned,) = studies
+    plan = planned.plan
     # All studies in a storage write the same report folder, so its summary says which study it shows.
     if reported_fingerprint(recipe.storage) == plan.fingerprint:
         print(f"{'report':<18}  cached")
@@ -100,10 +104,8 @@ def run_study(recipe: Recipe, cells: Sequence[Cell]) -> None:
         _report(recipe, plan)
 
 
-def run_evaluate(
-    recipe: Recipe, cells: Sequence[Cell], *, gate: Gate | None = None, baseline: str | None = None
-) -> list[Evaluation]:
-    """The base model's curve and, once there is a checkpoint, the distilled one's; written to `evaluation/` too.
+def run_evaluate(planned: PlannedStudy, *, gate: Gate | None = None, baseline: str | None = None) -> list[Evaluation]:
+    """Measure the base model's curve and, once there is a checkpoint, the distilled one's; also write `evaluation/`.
 
     Args:
         gate: limits for the last of these curves. baseline: URL of the predictions that it compares with.
@@ -111,16 +113,15 @@ def run_evaluate(
     Raises:
         GateError: if the data show that a limit is exceeded, or hardly any answer is right.
     """
-    (cell,) = cells
-    plan = cell.plan
+    recipe, plan = planned.recipe, planned.plan
     if plan.other_tasks:
         names = ", ".join(plan.other_tasks)
         print(f"evaluation.also_evaluate: {names}: evaluated by `study`, not by `evaluate`", flush=True)
     # Before anything runs.
     compared = read_baseline(baseline, plan.study) if baseline else None
-    _check(cells, "evaluate")
+    _check(planned, "evaluate")
     with driver_lease(recipe) as lease:
-        _run(cell, "evaluate", lease)
+        _run(planned, "evaluate", lease)
         with storage_errors(recipe.storage, "runtime.storage"):
             evaluations = write_evaluations(recipe, plan)
     inference = recipe.study.inference
@@ -139,17 +140,16 @@ def run_evaluate(
     return list(evaluations.values())
 
 
-def run_analyze(recipe: Recipe, cells: Sequence[Cell]) -> None:
-    """Why answers differ by position: of the base model and, once there is a checkpoint, of the distilled one."""
-    (cell,) = cells
-    _check(cells, "analyze")
-    with driver_lease(recipe) as lease:
-        _run(cell, "analyze", lease)
-        analyses = read_analyses(cell.plan)
-        write_analysis(cell.recipe, analyses)
+def run_analyze(planned: PlannedStudy) -> None:
+    """Analyze why answers differ by position: of the base model and, once there is a checkpoint, the distilled one."""
+    _check(planned, "analyze")
+    with driver_lease(planned.recipe) as lease:
+        _run(planned, "analyze", lease)
+        analyses = read_analyses(planned.plan)
+        write_analysis(planned.recipe, analyses)
     for model, analysis in analyses.items():
         print_analysis(model, analysis)
-    print_paths(analysis=f"{recipe.storage}/analysis/index.html")
+    print_paths(analysis=f"{planned.recipe.storage}/analysis/index.html")
 
 
 def _with_analysis(recipe: Recipe) -> Recipe:
@@ -161,56 +161,52 @@ def _with_analysis(recipe: Recipe) -> Recipe:
     if recipe.study.analysis is not None:
         return recipe
     try:
-        study = replace_section(recipe.study, analysis=AnalysisSection())
+        study = recipe.study.replace(analysis=AnalysisSection())
     except ValidationError as error:
         raise to_user_error(error, Study, recipe.name, []) from None
-    return recipe.model_copy(update={"study": study})
+    return recipe.replace(study=study)
 
 
-def run_sample(recipe: Recipe, cells: Sequence[Cell]) -> None:
-    """Samples, with what the teacher stores beside them."""
-    (cell,) = cells
-    _check(cells, "sample")
-    with driver_lease(recipe) as lease:
-        _run(cell, "sample", lease)
+def run_sample(planned: PlannedStudy) -> None:
+    """Make the samples, with what the teacher stores beside them."""
+    _check(planned, "sample")
+    with driver_lease(planned.recipe) as lease:
+        _run(planned, "sample", lease)
 
 
-def run_distill(recipe: Recipe, cells: Sequence[Cell]) -> None:
-    """The checkpoint, from stored samples; in streamed mode, it samples what is missing at the same time."""
-    (cell,) = cells
-    plan = cell.plan
-    _check(cells, "distill")
-    with driver_lease(recipe) as lease:
-        COMMANDS["distill"].require(recipe, cells)
-        _run(cell, "distill", lease)
-    print_paths(checkpoint=model_url(plan.distill.artifact))
+def run_distill(planned: PlannedStudy) -> None:
+    """Train the checkpoint from stored samples; in streamed mode, sample what is missing at the same time."""
+    _check(planned, "distill")
+    with driver_lease(planned.recipe) as lease:
+        _require_samples(planned)
+        _run(planned, "distill", lease)
+    print_paths(checkpoint=model_url(planned.plan.distill.artifact))
 
 
-def _require_samples(recipe: Recipe, cells: Sequence[Cell]) -> None:
+def _require_samples(planned: PlannedStudy) -> None:
     """Reject `distill` in staged mode without finished samples.
 
     Only in streamed mode does it make the missing ones; staged runs may have a single GPU for both.
     """
-    (cell,) = cells
-    if recipe.runtime.mode == "staged":
-        _require_finished(recipe, cell.plan, [cell.plan.first_sample])
+    if planned.recipe.runtime.mode == "staged":
+        _require_finished(planned.recipe, planned.plan, [planned.plan.first_sample])
 
 
-def run_report(recipe: Recipe, cells: Sequence[Cell]) -> None:
-    """The report of a finished study or sweep.
+def run_report(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
+    """Write the report of a finished study or sweep.
 
     Raises:
         UserError: with the stage, or the studies of the sweep, that are not finished.
     """
-    COMMANDS["report"].require(recipe, cells)
+    _require_results(recipe, studies)
     if recipe.sweep:
-        _report_sweep(recipe, cells)
+        _report_sweep(recipe, studies)
         return
-    (cell,) = cells
-    _report(recipe, cell.plan)
+    (planned,) = studies
+    _report(recipe, planned.plan)
 
 
-def _require_results(recipe: Recipe, cells: Sequence[Cell]) -> None:
+def _require_results(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
     """Reject `report` while results are missing that it shows.
 
     Raises:
@@ -218,37 +214,37 @@ def _require_results(recipe: Recipe, cells: Sequence[Cell]) -> None:
     """
     check_storage(recipe.storage, recipe.name)
     if not recipe.sweep:
-        (cell,) = cells
-        _require_finished(recipe, cell.plan, cell.plan.reported_stages)
+        (planned,) = studies
+        _require_finished(recipe, planned.plan, planned.plan.reported_stages)
         return
     unfinished = []
-    for cell in cells:
-        if any(not stage.artifact.is_finished for stage in cell.plan.reported_stages):
-            unfinished.append(format_settings(cell.settings).removeprefix(", "))
+    for planned in studies:
+        if any(not stage.artifact.is_finished for stage in planned.plan.reported_stages):
+            unfinished.append(format_settings(planned.settings).removeprefix(", "))
     if unfinished:
         # Named by their settings, since the storage holds many fingerprints.
         raise UserError(
-            f"{recipe.storage}: {len(unfinished)} of {len(cells)} studies are not finished: {'; '.join(unfinished)}; "
+            f"{recipe.storage}: {len(unfinished)} of {len(studies)} studies are not finished: {'; '.join(unfinished)}; "
             f"run `study` again"
         )
 
 
-def command_summary(recipe: Recipe, command: str, cells: Sequence[Cell]) -> dict[str, Any]:
+def command_summary(recipe: Recipe, command: str, studies: Sequence[PlannedStudy]) -> dict[str, Any]:
     """What `--json` prints: of every study of the recipe the artifacts that the command makes, and the report."""
-    studies = []
-    for cell in cells:
+    summaries = []
+    for planned in studies:
         stages = {}
-        for stage in COMMANDS[command].stages(cell.plan):
+        for stage in COMMANDS[command].stages(planned.plan):
             manifest = stage.artifact.manifest()
             if manifest is not None:
                 found = {"artifact": stage.artifact.url, "counts": manifest.counts, "seconds": manifest.seconds}
                 stages[stage.name] = found
-        studies.append({"settings": cell.settings, "fingerprint": cell.plan.fingerprint, "stages": stages})
-    result: dict[str, Any] = {"command": command, "storage": recipe.storage, "studies": studies}
+        summaries.append({"settings": planned.settings, "fingerprint": planned.plan.fingerprint, "stages": stages})
+    result: dict[str, Any] = {"command": command, "storage": recipe.storage, "studies": summaries}
     if command in ("study", "report"):
         result["report"] = read_report(recipe.storage)
     if command == "evaluate":
-        evaluations = read_evaluations(recipe, cells[0].plan)
+        evaluations = read_evaluations(recipe, studies[0].plan)
         result["curves"] = {name: asdict(evaluation.curve) for name, evaluation in evaluations.items()}
     return result
 
@@ -265,22 +261,21 @@ COMMANDS = {
 }
 
 
-def _check(cells: Sequence[Cell], command: str) -> None:
+def _check(planned: PlannedStudy, command: str) -> None:
     """Check everything that a command needs before its first stage."""
-    for cell in cells:
-        preflight(cell.recipe, cell.plan, COMMANDS[command].stages(cell.plan))
+    preflight(planned.recipe, planned.plan, COMMANDS[command].stages(planned.plan))
 
 
-def _run(cell: Cell, command: str, lease: Lease) -> None:
+def _run(planned: PlannedStudy, command: str, lease: Lease) -> None:
     """Run the stages of a command that are not finished."""
-    run_stages(cell.recipe, cell.plan, COMMANDS[command].stages(cell.plan), lease)
+    run_stages(planned.recipe, planned.plan, COMMANDS[command].stages(planned.plan), lease)
 
 
-def _make_cells(recipe: Recipe) -> list[Cell]:
+def _plan_studies(recipe: Recipe) -> list[PlannedStudy]:
     """The studies of a sweep; of another recipe the only one."""
-    pairs = sweep_cells(recipe)
-    plans = make_plans([cell for _, cell in pairs])
-    return [Cell(settings, cell, plan) for (settings, cell), plan in zip(pairs, plans, strict=True)]
+    cells = sweep_cells(recipe)
+    plans = make_plans([cell for _, cell in cells])
+    return [PlannedStudy(settings, cell, plan) for (settings, cell), plan in zip(cells, plans, strict=True)]
 
 
 def _report(recipe: Recipe, plan: Plan) -> None:
@@ -301,12 +296,12 @@ def _scales_path(plan: Plan) -> dict[str, str]:
     return {} if search is None else {"scales": f"{search.artifact.url}/{SCALED_CONFIG_FOLDER}"}
 
 
-def _report_sweep(recipe: Recipe, cells: Sequence[Cell]) -> None:
+def _report_sweep(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
     with storage_errors(recipe.storage, "runtime.storage"):
-        rows = make_sweep_report(recipe, cells)
+        rows = make_sweep_report(recipe, studies)
     print_sweep(rows)
-    for cell in cells:
-        print(f"checkpoint  {model_url(cell.plan.distill.artifact)}{format_settings(cell.settings)}")
+    for planned in studies:
+        print(f"checkpoint  {model_url(planned.plan.distill.artifact)}{format_settings(planned.settings)}")
     print_paths(report=f"{recipe.storage}/report/index.html")
 
 

@@ -11,7 +11,7 @@ from .checks.data_checks import CheckedData, check_data
 from .checks.preflight import preflight
 from .commands import COMMANDS, plan_command
 from .expected_work import expected_work
-from .plan import Cell
+from .plan import PlannedStudy
 from .results.gate import read_baseline
 from .results.report import reported_fingerprint
 from .stages.stage import Stage
@@ -50,26 +50,26 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
         UserError: as the command itself would, before its first stage or for its data.
     """
     lines = []
-    cells = plan_command(recipe, command)
+    studies = plan_command(recipe, command)
     spec = COMMANDS[command]
     if not spec.only_reads:
-        for cell in cells:
-            preflight(cell.recipe, cell.plan, spec.stages(cell.plan))
-    spec.require(recipe, cells)
+        for planned in studies:
+            preflight(planned.recipe, planned.plan, spec.stages(planned.plan))
+    spec.require(*spec.arguments(recipe, studies))
     # For a sweep, those of its first study that has any.
     data: list[CheckedData] = []
     work: list[str] = []
-    for cell in cells:
-        plan, stages = cell.plan, spec.stages(cell.plan)
-        checked = [] if spec.only_reads else check_data(cell.recipe, plan, stages)
+    for planned in studies:
+        plan, stages = planned.plan, spec.stages(planned.plan)
+        checked = [] if spec.only_reads else check_data(planned.recipe, plan, stages)
         data = data or checked
-        work = work or _work_lines(cell, stages, checked)
-        lines.append(f"# study {plan.fingerprint}, storage {cell.recipe.storage}{format_settings(cell.settings)}")
+        work = work or _work_lines(planned, stages, checked)
+        lines.append(f"# study {plan.fingerprint}, storage {planned.recipe.storage}{format_settings(planned.settings)}")
         for stage in stages:
             state = "cached" if stage.artifact.is_finished else "to run"
             lines.append(f"#   {state:<8}  {stage.name:<18}  {stage.artifact.url}")
     if command in ("study", "report"):
-        is_shown = not recipe.sweep and reported_fingerprint(recipe.storage) == cells[0].plan.fingerprint
+        is_shown = not recipe.sweep and reported_fingerprint(recipe.storage) == studies[0].plan.fingerprint
         # `report` always writes the page again.
         is_current = is_shown and command == "study"
         lines.append(
@@ -78,14 +78,14 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
     return "\n".join(lines + work + _data_lines(data, full=full))
 
 
-def _work_lines(cell: Cell, stages: Sequence[Stage], data: Sequence[CheckedData]) -> list[str]:
+def _work_lines(planned: PlannedStudy, stages: Sequence[Stage], data: Sequence[CheckedData]) -> list[str]:
     """What the stages of one study that are still to run have to do."""
     counts = {of_task.examples.url: of_task.counts for of_task in data}
     lines = []
     for stage in stages:
         work = "" if stage.artifact.is_finished else expected_work(stage, counts)
         if work:
-            lines.append(f"# work      {stage.name}: {work}{format_settings(cell.settings)}")
+            lines.append(f"# work      {stage.name}: {work}{format_settings(planned.settings)}")
     return lines
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from pos2distill.config import Recipe, Study, fingerprint
 from pos2distill.config.load import validate_evaluated
-from pos2distill.config.restrict import replace_section
 from pos2distill.errors import UserError
 from pos2distill.models.files import model_digest, with_commit
 from pos2distill.tasks.data_files import file_digest
@@ -147,8 +146,8 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """One study of a sweep: the values of the swept settings, its recipe and its plan."""
+class PlannedStudy:
+    """What a command runs: a recipe's study, or one of its sweep. settings: the values of the swept settings."""
 
     settings: dict[str, Any]
     recipe: Recipe
@@ -202,7 +201,7 @@ def _make_context(recipe: Recipe) -> PlanContext:
     # Only here: an error that a worker meets later may be passing, and a restart may fix it.
     with storage_errors(study.model.path, "model.path"):
         model = model_digest(study.model)
-    study = study.model_copy(update={"model": with_commit(study.model, model)})
+    study = study.replace(model=with_commit(study.model, model))
     # The name on the server decides which model answers.
     if study.model.engine == "openai" and recipe.runtime.endpoint.served_model:
         model = f"{model}, asked as {recipe.runtime.endpoint.served_model}"
@@ -323,10 +322,8 @@ def with_canonical_slot(study: Study) -> Study:
     if isinstance(slot, str):
         return study
     # Both spellings give the same prompts, so they must have the same fingerprint.
-    raw = study.method.model_dump(mode="json")
     for name in ("first", "last"):
-        raw["advantageous_slot"] = name
-        candidate = replace_section(study, method=type(study.method).model_validate(raw))
+        candidate = study.replace(method=study.method.replace(advantageous_slot=name))
         candidate_slots = [candidate.fixed_advantageous_slots(hops) for hops in study.data.hops]
         if candidate_slots == [study.fixed_advantageous_slots(hops) for hops in study.data.hops]:
             return candidate

@@ -19,7 +19,7 @@ _BAR_WIDTH = 18
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """Two curves of the same prompts, one line for each position, and what they say."""
+    """Print two curves of the same prompts, one line for each position, and what they say."""
     before, after = comparison.before, comparison.after
     print(f"\naccuracy by position of the gold document among {before.documents}, {before.examples} examples each")
     print("position  before                   after")
@@ -41,7 +41,7 @@ def print_comparison(comparison: Comparison) -> None:
 
 
 def print_sweep(rows: Sequence[SweepRow]) -> None:
-    """The means and GAPs of every setting on the task that was trained on, before and after training."""
+    """Print the means and GAPs of every setting on the task that was trained on, before and after training."""
     width = max(len("setting"), *(len(row.label) for row in rows))
     print(f"\n{'setting':<{width}}  mean before  after  difference               GAP before  after")
     for row in rows:
@@ -54,7 +54,7 @@ def print_sweep(rows: Sequence[SweepRow]) -> None:
 
 
 def print_curve(label: str, curve: Curve) -> None:
-    """One curve, one line for each position."""
+    """Print one curve, one line for each position."""
     print(f"\n{label}: {curve.documents} documents, {curve.examples} examples at each position")
     for slot, accuracy in zip(curve.slots, curve.accuracy_by_slot, strict=True):
         print(f"{format_slots(slot):>8}  {accuracy:.2f} {_bar(accuracy)}")
@@ -68,7 +68,7 @@ def print_curve(label: str, curve: Curve) -> None:
 
 
 def print_analysis(model: str, analysis: Mapping[str, Any]) -> None:
-    """The main figures of an analysis, one a line."""
+    """Print the main figures of an analysis, one a line."""
     print(f"\n{model}: at positions other than the advantageous one, 95 % intervals over questions")
     shift = analysis["token_shift"]
     if "nats_per_token" in shift:
@@ -95,7 +95,7 @@ def _estimate(estimate: Mapping[str, Any]) -> str:
 
 
 def print_evaluation(name: str, evaluation: Evaluation) -> None:
-    """The curve of one model, the accuracy to expect from a retriever and without positions, and its tokens' cost."""
+    """Print a model's curve, the accuracy to expect from a retriever and without positions, and its tokens' cost."""
     print_curve(name, evaluation.curve)
     expected = evaluation.expected
     if expected is not None:

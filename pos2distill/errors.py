@@ -62,6 +62,14 @@ class MachineError(UserError):
     """A fault that may be of one machine alone, such as a full disk: another try may run on another machine."""
 
 
+def reword(error: UserError, message: str) -> None:
+    """Replace the message of an error that is then raised again.
+
+    In place, so that its type and traceback stay: a `TransientError` in other words is still one that may pass.
+    """
+    error.args = (message,)
+
+
 class GateError(Exception):
     """A model does not pass the requested gate: one line, exit code 1."""
 

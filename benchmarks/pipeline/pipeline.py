@@ -25,7 +25,7 @@ from pipelines.plan import Plan, make_plan
 from pipelines.stages.prepare import training_ids
 from pipelines.stages.stage import RunContext
 from pos2distill.config import Recipe
-from pos2distill.models.prompts import load_prompt_builder
+from pos2distill.models.load import load_prompt_builder
 from pos2distill.store.samples import SampleStore
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.loader import BatchLoader
@@ -141,7 +141,7 @@ def _kind(title: str) -> str:
     """The kind of a process, by the title that Ray 2.60 gives it."""
     if "samplers" in title:
         return "sampler"
-    if "ProgressReporterActor" in title:
+    if "RunCoordinatorActor" in title:
         return "tracker"
     return "tasks"
 

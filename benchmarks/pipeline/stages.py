@@ -25,7 +25,7 @@ from pipelines.stages.prepare import TRAIN, training_ids
 from pipelines.stages.sample import missing_blocks, sampling_operators
 from pipelines.stages.stage import RunContext
 from pos2distill.config import Recipe
-from pos2distill.models.prompts import load_prompt_builder
+from pos2distill.models.load import load_prompt_builder
 from pos2distill.sampling.operators import ActorOperator, fetch_examples
 from pos2distill.sampling.prompting import PromptSpec, build_prompts
 from pos2distill.store.samples import SampleStore

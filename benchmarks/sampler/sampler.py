@@ -90,12 +90,12 @@ def measure_pool(recipe: Recipe) -> dict[str, float]:
     """Our pool, which builds the prompts too."""
     import ray
 
+    from pipelines.executors.ray.coordinator import RayCoordinator
     from pipelines.executors.ray.executor import RayExecutor
-    from pipelines.executors.ray.progress_reporter import RayReporter
     from pipelines.executors.ray.session import ray_session
 
     class Clock:
-        """An actor in place of the reporter's: it remembers when the first batch began."""
+        """An actor in place of the coordinator's: it remembers when the first batch began."""
 
         start: float | None = None
 
@@ -117,7 +117,7 @@ def measure_pool(recipe: Recipe) -> dict[str, float]:
         executor = RayExecutor(recipe.runtime)
         blocks = index_blocks(np.arange(len(table)), size)
         tokens = []
-        for answers in executor.map(blocks, operators, label="sampling", reporter=RayReporter(clock)):
+        for answers in executor.map(blocks, operators, label="sampling", coordinator=RayCoordinator(clock)):
             tokens += [len(ids) for ids in answers["sampled_ids"]]
         end = time.time()
         return _result(end - ray.get(clock.read.remote()), tokens)

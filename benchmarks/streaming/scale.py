@@ -36,7 +36,7 @@ _TITLES = {
     "train controller": "TrainController",
     "split coordinator": "SplitCoordinator",
     "sampler": "samplers",
-    "tracker": "ProgressReporterActor",
+    "tracker": "RunCoordinatorActor",
 }
 
 

@@ -3,7 +3,6 @@
 import functools
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 
@@ -12,11 +11,11 @@ from pos2distill.errors import UserError, warn, warn_once
 from pos2distill.evaluation.count_warnings import distractor_warning
 from pos2distill.parquet import open_parquet
 from pos2distill.records import Example, Tokens, example_from_row
-from pos2distill.sampling.prompting import prompt_builder
+from pos2distill.sampling.prompting import cached_prompt_builder
 from pos2distill.store.artifacts import Artifact
 from pos2distill.tasks.data_files import data_bytes
 from pos2distill.tasks.datasets import load_split, read_examples
-from pos2distill.tasks.prompts import MessageBuilder, fewest_tokens, joined_text
+from pos2distill.tasks.prompts import MessageBuilder, PromptTooLong, fewest_tokens, joined_text
 
 from ..artifact_names import BASE_SCORES, DISTILLED_SCORES
 from ..plan import Plan
@@ -79,7 +78,7 @@ def check_data(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> list[Chec
 
 
 def check_prompts(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
-    """Tokenize the longest prepared prompts: they fit the model's context with the response, and its vocabulary.
+    """Raise if the longest prepared prompts do not fit the model's context with the response, or its vocabulary.
 
     The context is also that of the server, if it names it.
     """
@@ -182,8 +181,12 @@ class _Limits:
         vocabulary = 0
         if not study.model.uses_chat_api:
             vocabulary = load_config(study.model).get_text_config().vocab_size
-        served_context = None if study.has_weights else _served_context(study, endpoint)
-        return cls(study, endpoint, served_context, vocabulary, locations)
+        served_tokens = None
+        if not study.has_weights:
+            from pos2distill.sampling.engines.openai_server import served_context
+
+            served_tokens = served_context(study.model, endpoint)
+        return cls(study, endpoint, served_tokens, vocabulary, locations)
 
     def require(self, example: Example, prompt: str | Tokens, reserve: int) -> None:
         """Reject a prompt that does not fit.
@@ -191,7 +194,7 @@ class _Limits:
         Raises:
             UserError: naming the example, or the model whose tokenizer is another one's.
         """
-        _require_room(example, prompt, reserve, self.served_context, self.endpoint)
+        self._require_room(example, prompt, reserve)
         # Only the server knows the tokens of messages.
         if not isinstance(prompt, str) and prompt.max(initial=0) >= self.vocabulary:
             raise UserError(
@@ -199,20 +202,39 @@ class _Limits:
                 f"{self.vocabulary} tokens; the tokenizer and the model do not belong together"
             )
 
+    def _require_room(self, example: Example, prompt: str | Tokens, reserve: int) -> None:
+        """Reject a prompt that the server would cut or reject. Of messages, at least their words are tokens."""
+        tokens = fewest_tokens(prompt) if isinstance(prompt, str) else len(prompt)
+        if self.served_context and tokens + reserve > self.served_context:
+            least = "at least " if isinstance(prompt, str) else ""
+            raise UserError(
+                f"{self.endpoint.base_url}: serves the model with a context of {self.served_context} tokens, but the "
+                f"prompt of {self.label(example)} has {least}{tokens}, and {reserve} are for the answer; lower "
+                f"data.documents, evaluation.other_documents or evaluation.max_new_tokens, or start the server with a "
+                f"longer context"
+            )
+
+    def label(self, example: Example) -> str:
+        """An example by its id and, if it is known, where the data set has it."""
+        location = self.locations().get(example.example_id)
+        return f"example {example.example_id}" + (f" ({location})" if location is not None else "")
+
 
 def _check_examples(limits: _Limits, examples: Sequence[Example], documents: int, reserve: int) -> CheckedPrompts:
     """Build the prompts of at least one example, with the gold documents first."""
-    build = prompt_builder(limits.study, reserve)
+    build = cached_prompt_builder(limits.study, reserve)
     prompts: list[str | Tokens] = []
     for example in examples:
         slots = tuple(range(len(example.golds)))
         prompt: str | Tokens
-        with _naming_location(example, limits.locations):
+        try:
             if isinstance(build, MessageBuilder):
                 prompt = joined_text(build(example, documents, slots))
             else:
                 prompt = build(example, documents, slots)
-            limits.require(example, prompt, reserve)
+        except PromptTooLong as error:
+            raise UserError(f"{limits.label(example)}: {error.problem}") from None
+        limits.require(example, prompt, reserve)
         prompts.append(prompt)
     longest = max(prompts, key=len)
     if isinstance(build, MessageBuilder) or isinstance(longest, str):
@@ -221,46 +243,13 @@ def _check_examples(limits: _Limits, examples: Sequence[Example], documents: int
     return CheckedPrompts(documents, len(longest), reserve, str(build.tokenizer.decode(longest)))
 
 
-@contextmanager
-def _naming_location(example: Example, locations: Callable[[], Mapping[str, str]]) -> Iterator[None]:
-    """Adds to an error that names an example where the data set has it."""
-    try:
-        yield
-    except UserError as error:
-        named = f"example {example.example_id}"
-        location = locations().get(example.example_id)
-        if location is None or named not in str(error):
-            raise
-        raise UserError(str(error).replace(named, f"{named} ({location})", 1)) from None
-
-
 def _warn_of_unknown_words(model: str, prompt: Tokens, unknown: int | None) -> None:
-    """A model that cannot read the data, such as a toy, would answer every question wrong."""
+    """Warn of a model that cannot read the data, such as a toy: it would answer every question wrong."""
     fraction = float((prompt == unknown).mean()) if unknown is not None else 0.0
     if fraction > _MANY_UNKNOWN:
         warn(
             f"{model}: its tokenizer does not know {fraction:.0%} of a prompt's words; is it the model for this data "
             f"and for this wording (data.prompt)?"
-        )
-
-
-def _served_context(study: Study, endpoint: EndpointSection) -> int | None:
-    from pos2distill.sampling.engines.openai_server import served_context
-
-    return served_context(study.model, endpoint)
-
-
-def _require_room(
-    example: Example, prompt: str | Tokens, reserve: int, context: int | None, endpoint: EndpointSection
-) -> None:
-    """Reject a prompt that the server would cut or reject. Of messages, at least their words are tokens."""
-    tokens = fewest_tokens(prompt) if isinstance(prompt, str) else len(prompt)
-    if context and tokens + reserve > context:
-        least = "at least " if isinstance(prompt, str) else ""
-        raise UserError(
-            f"{endpoint.base_url}: serves the model with a context of {context} tokens, but the prompt of example "
-            f"{example.example_id} has {least}{tokens}, and {reserve} are for the answer; lower data.documents, "
-            f"evaluation.other_documents or evaluation.max_new_tokens, or start the server with a longer context"
         )
 
 

@@ -30,7 +30,7 @@ _GIB = 1 << 30
 
 
 def check_ray(run: PendingRun) -> None:
-    """RAY_ADDRESS names a cluster that answers. Ray 2.60 itself tries for minutes, or without end."""
+    """Raise if no cluster answers at RAY_ADDRESS. Ray 2.60 itself tries for minutes, or without end."""
     address = os.environ.get("RAY_ADDRESS", "")
     if run.recipe.runtime.executor != "ray" or address in ("", "auto", "local"):
         return
@@ -81,7 +81,10 @@ def _answers_as_ray(target: urllib.parse.SplitResult, seconds: float) -> bool:
 
 
 def check_rights(run: PendingRun) -> None:
-    """The storage and the folder for temporary files can be written to. What is written is removed at once."""
+    """Raise if the storage or the folder for temporary files cannot be written to.
+
+    What is written for this is removed at once.
+    """
     storage = run.recipe.storage
     fs, path = open_url(storage, "runtime.storage")
     with storage_errors(storage, "runtime.storage"):
@@ -105,9 +108,9 @@ def _probe_folder(folder: str) -> None:
 
 
 def check_gpus(run: PendingRun) -> None:
-    """A warning if what is to run asks for GPUs and this machine has none: it would end only once it needs them.
+    """Warn if what is to run asks for GPUs and this machine has none: it would end only once it needs them.
 
-    Another one if this machine has GPUs and nothing asks for them.
+    Warn too if this machine has GPUs and nothing asks for them.
 
     Raises:
         UserError: instead of the first warning, where no cluster can have the GPUs (`executor: local`).
@@ -131,7 +134,7 @@ def check_gpus(run: PendingRun) -> None:
 
 
 def check_cpus(run: PendingRun) -> None:
-    """A warning if a process of a pool asks for more CPUs than Ray has on this machine: it would never start."""
+    """Warn if a process of a pool asks for more CPUs than Ray has on this machine: it would never start."""
     runtime = run.recipe.runtime
     if runtime.executor != "ray" or names_cluster():
         return
@@ -145,7 +148,7 @@ def check_cpus(run: PendingRun) -> None:
 
 
 def check_space(run: PendingRun) -> None:
-    """The disk of a local storage has room for the model that is saved; a warning if not also for training states."""
+    """Raise if the disk of a local storage has no room for the model that is saved; warn if not for training states."""
     fs, path = open_url(run.recipe.storage, "runtime.storage")
     if not run.trains or not isinstance(fs, LocalFileSystem):
         return
@@ -169,7 +172,7 @@ def check_space(run: PendingRun) -> None:
 
 
 def check_temporary_space(run: PendingRun) -> None:
-    """A warning if the folder for temporary files has no room for a training state, which is written there first."""
+    """Warn if the folder for temporary files has no room for a training state, which is written there first."""
     # On a cluster, it is that of the machines which train.
     if not run.trains or names_cluster():
         return

@@ -19,7 +19,7 @@ _FACTOR_NOT_APPLIED = frozenset(
 
 
 def check_against_model(study: Study) -> None:
-    """Reject settings that the model's config contradicts."""
+    """Raise if the model's config contradicts the settings."""
     # Imported where needed: torch and transformers take longer to import than a cached study takes to show.
     from pos2distill.models.check_rope import check_inference, require_position_room
     from pos2distill.models.load import context_length, load_config
@@ -57,7 +57,7 @@ def check_against_model(study: Study) -> None:
 
 @functools.cache
 def check_weights_once(model: ModelSection, _version: str) -> None:
-    """The weights fit the config, and the engine goes as far as the study's context (`check_context`).
+    """Raise if the weights do not fit the config, or the engine rejects the study's context (`check_context`).
 
     Args:
         _version: the version of the model's files (`files_version`).
@@ -69,7 +69,7 @@ def check_weights_once(model: ModelSection, _version: str) -> None:
 
 
 def check_context(model: ModelSection) -> None:
-    """Warn of a context beyond the positions that the model was made for; reject one that vLLM rejects.
+    """Warn of a context beyond the positions that the model was made for; raise if vLLM would reject it.
 
     The model's quality there is unknown, but not all models have a limit.
     """
@@ -101,7 +101,7 @@ def _vllm_may_accept(config: Any, context: int) -> bool:
 
 
 def check_tokenizer(study: Study, version: str) -> None:
-    """The tokenizer has a chat template that shows what the prompts of the study say.
+    """Raise if the tokenizer has no chat template that shows what the prompts of the study say.
 
     Args:
         version: the version of the model's files (`files_version`).
@@ -122,7 +122,7 @@ def _check_tokenizer(model: ModelSection, _version: str, *, has_system: bool) ->
 
 
 def check_gold_responses(study: Study) -> None:
-    """The data set's answers are whole responses, which a model that must think first does not have."""
+    """Raise if the data set's answers are no whole responses, since the model must think first."""
     from pos2distill.models.chat import response_opening
     from pos2distill.models.load import load_tokenizer
 

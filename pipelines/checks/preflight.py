@@ -48,7 +48,7 @@ def preflight(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
 
 
 def check_needs_weights(run: PendingRun) -> None:
-    """A study that can only be evaluated is not trained, sampled or analyzed."""
+    """Raise if a study that can only be evaluated is to be trained, sampled or analyzed."""
     evaluation = run.plan.stages_for_evaluate
     if all(stage in evaluation for stage in run.pending):
         return
@@ -65,28 +65,37 @@ def check_needs_weights(run: PendingRun) -> None:
 
 
 def check_executors(run: PendingRun) -> None:
-    """Reject a training that is to be continued but was begun by the other executor."""
+    """Raise if a training that is to be continued was begun by the other executor."""
     for each in run.plan.rounds:
         if each.distill in run.pending:
             check_executor(each.distill, run.recipe.runtime.executor)
 
 
-def check_installed(run: PendingRun) -> None:
-    """The trackers that the settings name are installed and can be logged in to."""
+def check_tracker_logins(run: PendingRun) -> None:
+    """Raise if a tracker that the settings name is not installed, or cannot be logged in to."""
     if run.trains:
         check_trackers(run.recipe.runtime.trackers)
 
 
-def check_placement(run: PendingRun) -> None:
-    """Settings of the study can be carried out where the runtime settings place them."""
+def check_attention(run: PendingRun) -> None:
+    """Raise if the attention runs on GPUs only, and no process of the run has one."""
     runtime, model = run.recipe.runtime, run.study.model
     if model.attention == "flash_attention_2" and not (runtime.samplers.gpus or runtime.trainers.gpus):
         raise UserError(
             "model.attention: flash_attention_2 runs on GPUs, and runtime.samplers.gpus and runtime.trainers.gpus "
             "are 0; set it to auto"
         )
+
+
+def check_lasting_storage(run: PendingRun) -> None:
+    """Raise if the storage is in the memory of this process."""
     if run.recipe.storage.startswith("memory://"):
         raise UserError(f"{run.recipe.storage}: ends with this process; set runtime.storage to a folder or URL")
+
+
+def check_revision(run: PendingRun) -> None:
+    """Raise if a model that has no revisions is given one."""
+    model = run.study.model
     # For a name on a server, a revision only distinguishes models that had it at different times.
     has_revisions = model.uses_chat_api or is_hub_name(model.path)
     if model.revision is not None and not has_revisions:
@@ -94,7 +103,7 @@ def check_placement(run: PendingRun) -> None:
 
 
 def check_storage_folder(run: PendingRun) -> None:
-    """The storage is not in the model's folder: what a run writes there would make it another model."""
+    """Raise if the storage is in the model's folder: what a run writes there would make it another model."""
     storage, model = run.recipe.storage, run.study.model
     if model.uses_chat_api or is_hub_name(model.path):
         return
@@ -108,7 +117,10 @@ def check_storage_folder(run: PendingRun) -> None:
 
 
 def check_folder_names(run: PendingRun) -> None:
-    """vLLM 0.32 finds weights by a pattern that begins with their folder, so that in some folders it finds none."""
+    """Raise if vLLM would load a model from a folder whose name looks like a pattern.
+
+    vLLM 0.32 finds weights by a pattern that begins with their folder, so that in some folders it finds none.
+    """
     if run.study.model.engine != "vllm":
         return
     folders = {"model.path": run.study.model.path}
@@ -123,9 +135,10 @@ def check_folder_names(run: PendingRun) -> None:
 
 
 def check_model(run: PendingRun) -> None:
-    """The config can be read and fits the settings, the weights fit the config, the tokenizer has a chat template.
+    """Raise if the config contradicts the settings or the weights, or the tokenizer has no suitable chat template.
 
-    A server must have the model; nothing of it, or its config and tokenizer alone, are here.
+    Of a model on a server, raise if the server does not have it; nothing of it, or its config and tokenizer alone, are
+    here.
     """
     if not run.study.has_weights:
         from pos2distill.sampling.engines.openai_server import check_endpoint
@@ -160,7 +173,7 @@ def check_model(run: PendingRun) -> None:
 
 
 def check_trained_models(run: PendingRun) -> None:
-    """The finished checkpoints that a stage will load are whole."""
+    """Raise if a finished checkpoint that a stage will load is corrupt."""
     checked = set()
     for stage in run.pending:
         trained = stage.inputs.get("checkpoint") or stage.inputs.get("student")
@@ -186,10 +199,12 @@ def check_trained_models(run: PendingRun) -> None:
 
 CHECKS: tuple[Callable[[PendingRun], None], ...] = (
     check_needs_weights,
-    check_placement,
+    check_attention,
+    check_lasting_storage,
+    check_revision,
     check_storage_folder,
     check_folder_names,
-    check_installed,
+    check_tracker_logins,
     check_ray,
     check_rights,
     check_executors,

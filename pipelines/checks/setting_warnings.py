@@ -26,12 +26,12 @@ _HIGH_RATE = 1e-2  # ten times the highest that fine-tuning is usually done with
 def warn_of_settings(recipe: Recipe, pending: Sequence[Stage]) -> None:
     """Print what a user would want to know before the stages run that are not finished."""
     warnings = itertools.chain(
-        _without_effect(recipe.study),
-        _without_a_server(recipe),
-        _other_precision(recipe, pending),
-        _unlike_training(recipe),
-        _of_training(recipe, pending),
-        _asks_for_other_answers(recipe.study),
+        _unused_method_settings(recipe.study),
+        _unused_server_settings(recipe),
+        _other_precision_results(recipe, pending),
+        _prompt_mismatches(recipe),
+        _training_warnings(recipe, pending),
+        _template_mismatch(recipe.study),
     )
     for warning in warnings:
         warn_once(warning)
@@ -63,7 +63,7 @@ def _settings_for_gpus(recipe: Recipe, pools: Sequence[str], gpus: int) -> list[
     return settings
 
 
-def _without_effect(study: Study) -> Iterator[str]:
+def _unused_method_settings(study: Study) -> Iterator[str]:
     """Settings of a method that is not chosen, and what is chosen instead."""
     inference, method = study.inference, study.method
     defaults = type(inference).model_fields
@@ -78,7 +78,7 @@ def _without_effect(study: Study) -> Iterator[str]:
         yield f"method.view_weight: has no effect, since method.view is {method.view}"
 
 
-def _without_a_server(recipe: Recipe) -> Iterator[str]:
+def _unused_server_settings(recipe: Recipe) -> Iterator[str]:
     """Settings of a model on a server where the engine runs it here."""
     engine = recipe.study.model.engine
     if engine == "openai":
@@ -91,7 +91,7 @@ def _without_a_server(recipe: Recipe) -> Iterator[str]:
         yield f"model.extra_body: has no effect, since model.engine is {engine}, not openai"
 
 
-def _of_training(recipe: Recipe, pending: Sequence[Stage]) -> Iterator[str]:
+def _training_warnings(recipe: Recipe, pending: Sequence[Stage]) -> Iterator[str]:
     """Rates that are too high, or so low that adapters change no digit of a weight; workers without rows."""
     if all(stage.artifact.name != CHECKPOINT for stage in pending):
         return
@@ -124,7 +124,7 @@ def _rows_of_batch(study: Study) -> int:
     return max(1, examples * method.computed_rows_per_example)
 
 
-def _asks_for_other_answers(study: Study) -> Iterator[str]:
+def _template_mismatch(study: Study) -> Iterator[str]:
     """A template whose prompts without documents do not ask for what the metric judges."""
     template = study.data.template
     if template is None or not study.evaluation.reference_prompts or study.data.metric != "em":
@@ -137,7 +137,7 @@ def _asks_for_other_answers(study: Study) -> Iterator[str]:
 _PROMPT_SETTINGS: Sequence[tuple[str, str, Any]] = (("data", "prompt", None), ("model", "chat_template_kwargs", {}))
 
 
-def _unlike_training(recipe: Recipe) -> Iterator[str]:
+def _prompt_mismatches(recipe: Recipe) -> Iterator[str]:
     """The settings of prompts that differ from those which a checkpoint of `study` was trained with."""
     model = recipe.study.model.path
     checkpoint = checkpoint_of(model)
@@ -166,7 +166,7 @@ def _shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _other_precision(recipe: Recipe, pending: Sequence[Stage]) -> Iterator[str]:
+def _other_precision_results(recipe: Recipe, pending: Sequence[Stage]) -> Iterator[str]:
     """The first finished stage of the same settings in a precision that `auto` chose on another machine."""
     if not recipe.auto_precisions:
         return

@@ -1,6 +1,7 @@
 """Commands for finished results: `inspect`, `runs` and `compare` read them, `export` and `push` copy them elsewhere."""
 
 import argparse
+import itertools
 import json
 import sys
 import textwrap
@@ -109,17 +110,14 @@ def _inspect(options: argparse.Namespace) -> None:
     from ..results.inspection.questions import QuestionFilter, iter_questions, require_limit
 
     require_limit(options.limit)
-    # One more than is shown, to say whether there are more.
-    limit = options.limit + 1 if options.limit else None
-    question_filter = QuestionFilter(options.example, options.position, options.outcome, options.documents, limit)
-    count = 0
+    question_filter = QuestionFilter(options.example, options.position, options.outcome, options.documents)
     shown = {name: getattr(options, name) for name in ("samples", "prompts", "entropy", "task")}
+    rows = iter_questions(options.run, question_filter, **shown)
+    limit = options.limit or None
+    count = 0
     question = None
-    for row in iter_questions(options.run, question_filter, **shown):
+    for row in itertools.islice(rows, limit):
         count += 1
-        if count == limit:
-            print(f"the first {options.limit}; --limit 0 shows all", file=sys.stderr)
-            break
         if options.json:
             print(json.dumps(row, ensure_ascii=False))
             continue
@@ -128,6 +126,8 @@ def _inspect(options: argparse.Namespace) -> None:
             question = row["example_id"]
             print(_format_question(row))
         print(_format_answers(row))
+    if limit is not None and next(rows, None) is not None:
+        print(f"the first {limit}; --limit 0 shows all", file=sys.stderr)
     if not count and not options.json:
         print("no question matches")
 

@@ -253,7 +253,7 @@ def _run_command(options: argparse.Namespace, recipe: Recipe, gate: dict[str, An
         from .. import commands
         from ..attempts import record_failure
         from ..interrupt import terminable
-        from ..progress import set_quiet
+        from ..progress_bar import set_quiet
 
     if options.quiet:
         set_quiet()
@@ -261,15 +261,16 @@ def _run_command(options: argparse.Namespace, recipe: Recipe, gate: dict[str, An
     try:
         # SIGTERM raises like Ctrl-C, so that `finally` blocks release the storage and remove unfinished files.
         with terminable(), _redirected_output(options):
-            cells = commands.plan_command(recipe, options.command)
-            commands.COMMANDS[options.command].run(recipe, cells, **gate)
+            studies = commands.plan_command(recipe, options.command)
+            command = commands.COMMANDS[options.command]
+            command.run(*command.arguments(recipe, studies), **gate)
     except GateError as error:
         gate_error = error  # the results that the gate rejects are complete
     except Exception as error:
         record_failure(recipe, options.command, error)
         raise
     if options.json:
-        print(json.dumps(commands.command_summary(recipe, options.command, cells), ensure_ascii=False))
+        print(json.dumps(commands.command_summary(recipe, options.command, studies), ensure_ascii=False))
     if gate_error is not None:
         raise gate_error
 

@@ -9,7 +9,7 @@ from pos2distill.config.evaluation_recipe import DEFAULT_EVALUATED_SLOTS, DEFAUL
 from pos2distill.config.load import load_recipe
 from pos2distill.config.overrides import overrides_setting
 from pos2distill.config.yaml_reader import parse_value
-from pos2distill.errors import UserError
+from pos2distill.errors import UserError, reword
 
 from ..model_recipe import recipe_of_questions
 
@@ -24,7 +24,7 @@ _OPTIONS = {
 
 
 def add_model_options(command: argparse.ArgumentParser) -> None:
-    """The options that stand in place of a recipe."""
+    """Add the options that stand in place of a recipe."""
     group = command.add_argument_group("instead of a RECIPE")
     group.add_argument(
         "--model",
@@ -99,8 +99,7 @@ def _errors_name_options(given: Iterable[str]) -> Iterator[None]:
         message = str(error)
         for name in given:
             message = message.replace(f"evaluate: {_OPTIONS[name]}: ", f"{_option(name)}: ")
-        # In place, so that the error's type and traceback stay.
-        error.args = (message,)
+        reword(error, message)
         raise
 
 

@@ -5,7 +5,7 @@ from typing import assert_never
 from pos2distill.config import Runtime
 from pos2distill.store.artifacts import Artifact
 
-from .local import saved_folders
+from .local import LocalExecutor, saved_folders
 from .protocol import Executor
 from .ray.states import listed_states
 
@@ -13,8 +13,6 @@ from .ray.states import listed_states
 def build_executor(runtime: Runtime) -> Executor:
     """The executor that `runtime.executor` names. Ray is imported only for its own."""
     if runtime.executor == "local":
-        from .local import LocalExecutor
-
         return LocalExecutor(runtime)
     if runtime.executor == "ray":
         from .ray.executor import RayExecutor

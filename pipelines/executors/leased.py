@@ -11,8 +11,8 @@ from pos2distill.sampling.operators import Operator
 from pos2distill.store.lease import Lease
 from pos2distill.training.job import TrainingJob, TrainingOutcome
 
-from ..progress_reporter import ProgressSpec
-from .protocol import ActorCalls, Executor, Reporter, Stream
+from ..run_coordinator import ProgressSpec
+from .protocol import ActorCalls, Coordinator, Executor, Stream
 
 _T = TypeVar("_T")
 
@@ -26,10 +26,10 @@ class LeasedExecutor:
         self.stalled_hint = executor.stalled_hint
 
     @contextmanager
-    def report_progress(self, spec: ProgressSpec) -> Iterator[Reporter]:
-        """See `Executor.report_progress`. The loss ends training through its reporter."""
-        with self.executor.report_progress(spec) as reporter, self.lease.notify_on_loss(reporter.report_fatal):
-            yield reporter
+    def report_progress(self, spec: ProgressSpec) -> Iterator[Coordinator]:
+        """See `Executor.report_progress`. The loss ends training through its coordinator."""
+        with self.executor.report_progress(spec) as coordinator, self.lease.notify_on_loss(coordinator.report_fatal):
+            yield coordinator
 
     def map(
         self,
@@ -37,11 +37,11 @@ class LeasedExecutor:
         operators: Sequence[Operator],
         *,
         label: str,
-        reporter: Reporter | None = None,
+        coordinator: Coordinator | None = None,
     ) -> Generator[pa.Table, None, None]:
         """See `Executor.map`."""
         # Called at once, as the executor connects when it is called.
-        return self._closed_with(self.executor.map(blocks, operators, label=label, reporter=reporter))
+        return self._closed_with(self.executor.map(blocks, operators, label=label, coordinator=coordinator))
 
     @contextmanager
     def actors(
@@ -52,11 +52,11 @@ class LeasedExecutor:
             yield lambda arguments: self._while_held(call_all(arguments))
             self.lease.check()
 
-    def train(self, job: TrainingJob, stream: Stream, reporter: Reporter) -> TrainingOutcome:
+    def train(self, job: TrainingJob, stream: Stream, coordinator: Coordinator) -> TrainingOutcome:
         """See `Executor.train`. After a second Ctrl-C it may outlive the command, and keeps the lease."""
         with self.lease.hold_during():
             self.lease.check()
-            outcome = self.executor.train(job, stream, reporter)
+            outcome = self.executor.train(job, stream, coordinator)
         self.lease.check()
         return outcome
 

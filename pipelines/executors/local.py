@@ -26,9 +26,9 @@ from pos2distill.store.checkpoint_layout import STATE_FOLDER
 from pos2distill.store.retry import retry_while_unreachable
 from pos2distill.training.job import TrainingJob, TrainingOutcome
 
-from ..progress import show_progress
-from ..progress_reporter import ProgressReporter, ProgressSpec
-from .protocol import ActorCalls, Reporter, Stream
+from ..progress_bar import show_progress
+from ..run_coordinator import ProgressSpec, RunCoordinator
+from .protocol import ActorCalls, Coordinator, Stream
 
 # A folder apart from Ray Train's state, because the executors list their saved states in different ways.
 _STATE = f"{STATE_FOLDER}/local"
@@ -49,11 +49,11 @@ class LocalExecutor:
         logging.disable_progress_bar()
 
     @contextmanager
-    def report_progress(self, spec: ProgressSpec) -> Iterator[ProgressReporter]:
+    def report_progress(self, spec: ProgressSpec) -> Iterator[RunCoordinator]:
         """See `Executor.report_progress`."""
-        reporter = ProgressReporter(spec)
-        with show_progress(spec, reporter.read):
-            yield reporter
+        coordinator = RunCoordinator(spec)
+        with show_progress(spec, coordinator.read):
+            yield coordinator
 
     def map(
         self,
@@ -61,10 +61,10 @@ class LocalExecutor:
         operators: Sequence[Operator],
         *,
         label: str,
-        reporter: Reporter | None = None,
+        coordinator: Coordinator | None = None,
     ) -> Generator[pa.Table, None, None]:
         """See `Executor.map`. Results come in the order of the blocks."""
-        with _OperatorChain(operators, reporter) as chain:
+        with _OperatorChain(operators, coordinator) as chain:
             for block in blocks:
                 yield chain(block)
 
@@ -86,15 +86,14 @@ class LocalExecutor:
             function.close()
             events.close()
 
-    def train(self, job: TrainingJob, stream: Stream, reporter: Reporter) -> TrainingOutcome:
+    def train(self, job: TrainingJob, stream: Stream, coordinator: Coordinator) -> TrainingOutcome:
         """See `Executor.train`."""
         from pos2distill.training.worker import run_worker
 
-        assert isinstance(reporter, ProgressReporter)
         for restart in range(job.runtime.trainers.max_restarts + 1):
             # `blocks()` is called for each attempt: a restart samples only what the store lacks by then.
-            samples = self.map(stream.blocks(), stream.operators, label="sampling", reporter=reporter)
-            session = LocalSession(job, samples, reporter)
+            samples = self.map(stream.blocks(), stream.operators, label="sampling", coordinator=coordinator)
+            session = LocalSession(job, samples, coordinator)
             try:
                 return run_worker(job, session)
             except CorruptPart as error:
@@ -139,9 +138,9 @@ class _EventLoop:
 class _OperatorChain:
     """Applies operators to one block after the other."""
 
-    def __init__(self, operators: Sequence[Operator], reporter: Reporter | None) -> None:
+    def __init__(self, operators: Sequence[Operator], coordinator: Coordinator | None) -> None:
         self.operators = operators
-        self.reporter = reporter
+        self.coordinator = coordinator
         self.functions: list[Callable[[pa.Table], Any]] = []
         self.events = _EventLoop()
 
@@ -177,22 +176,22 @@ class _OperatorChain:
         """Apply an operator in the same batches as Ray, since the last digits of a model's results depend on them."""
         parts = []
         began = time.monotonic()
-        if self.reporter is not None:
-            self.reporter.heartbeat(operator.name, "local")
+        if self.coordinator is not None:
+            self.coordinator.heartbeat(operator.name, "local")
         for batch in batches_of(block, operator.pool.batch_size):
             part = function(self._needed(operator, batch))
             if operator.is_async:
                 part = self.events.run(part)
             parts.append(part)
-        if self.reporter is not None:
-            self.reporter.count_seconds(operator.name, time.monotonic() - began)
+        if self.coordinator is not None:
+            self.coordinator.count_seconds(operator.name, time.monotonic() - began)
         return pa.concat_tables(parts)
 
     def _needed(self, operator: ActorOperator, batch: pa.Table) -> pa.Table:
         """The samples of a batch that are still needed."""
-        if not operator.only_needed or self.reporter is None:
+        if not operator.only_needed or self.coordinator is None:
             return batch
-        needed = self.reporter.claim_needed(batch["sample_id"].to_pylist())
+        needed = self.coordinator.claim_needed(batch["sample_id"].to_pylist())
         assert needed is not None, "each block is one batch, and stored before the next one"
         return batch.filter(needed)
 
@@ -200,7 +199,7 @@ class _OperatorChain:
 class LocalSession:
     """The rank, the device, the sample stream, and the checkpoint I/O of the only training worker."""
 
-    def __init__(self, job: TrainingJob, samples: Iterator[pa.Table], reporter: ProgressReporter) -> None:
+    def __init__(self, job: TrainingJob, samples: Iterator[pa.Table], coordinator: Coordinator) -> None:
         import torch
 
         from pos2distill.training.distributed import DistContext
@@ -213,7 +212,7 @@ class LocalSession:
         self.samples: Any = samples
         # The loader's thread polls while this thread may close after an error.
         self.samples_lock = threading.Lock()
-        self.reporter = reporter
+        self.coordinator = coordinator
 
     def open_stream(self) -> "LocalSession":
         """See `WorkerSession.open_stream`."""
@@ -221,7 +220,7 @@ class LocalSession:
 
     def poll(self) -> pa.Table | None:
         """The next block of samples, made now; an empty table on a request to stop; None once all are made."""
-        if self.reporter.stop_requested():
+        if self.coordinator.stop_requested():
             # So that the training loop handles the request before another block is made.
             return SAMPLE_SCHEMA.empty_table()
         with self.samples_lock:
@@ -264,10 +263,10 @@ class LocalSession:
 
     def stop_requested(self) -> bool:
         """See `WorkerSession.stop_requested`."""
-        return self.reporter.stop_requested()
+        return self.coordinator.stop_requested()
 
     def is_preempted(self) -> bool:
-        """Nobody gives notice to a local run."""
+        """Return False: nobody gives notice to a local run."""
         return False
 
     def warn(self, line: str) -> None:
@@ -276,7 +275,7 @@ class LocalSession:
 
     def count_step(self, samples: int, steps: int, loss: float) -> None:
         """See `WorkerSession.count_step`."""
-        self.reporter.count_step(samples, steps, loss)
+        self.coordinator.count_step(samples, steps, loss)
 
 
 def saved_folders(checkpoint: Artifact) -> list[str]:

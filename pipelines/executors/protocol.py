@@ -12,11 +12,14 @@ from pos2distill.errors import UserError
 from pos2distill.sampling.operators import Operator
 from pos2distill.training.job import TrainingJob, TrainingOutcome
 
-from ..progress_reporter import ProgressSpec, RunProgress
+from ..run_coordinator import ProgressSpec, RunProgress
 
 
-class Reporter(Protocol):
-    """The progress of a stage. Operators and workers report to it; it can be pickled to wherever they run."""
+class Coordinator(Protocol):
+    """The coordinator of a stage, to which operators and workers report. It can be pickled to wherever they run.
+
+    `RunCoordinator` is in this process; the `ray` executor's is a handle of the one in an actor.
+    """
 
     def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], sample_ids: Sequence[str]) -> None:
         """Count stored samples; raises UserError once too many have failed."""
@@ -33,11 +36,24 @@ class Reporter(Protocol):
     def count_seconds(self, pool: str, seconds: float) -> None:
         """Count the time that an actor of a pool worked on a batch."""
 
+    def count_step(self, trained: int, steps: int, loss: float) -> None:
+        """Count a training step: samples processed over all epochs, steps made, the last loss."""
+
     def request_stop(self) -> None:
         """Request that training saves its state and stops."""
 
+    def stop_requested(self) -> bool:
+        """Whether training is asked to save its state and stop. Hardly waits: a late answer comes with a later call.
+
+        Raises:
+            UserError: after a fatal error: nothing must be saved any more.
+        """
+
     def report_fatal(self, error: UserError) -> None:
         """Report an error that a restart of the workers would not fix: training ends with it and saves nothing."""
+
+    def fatal_error(self) -> UserError | None:
+        """The first such error."""
 
     def read(self) -> RunProgress:
         """The latest figures."""
@@ -71,8 +87,8 @@ class Executor(Protocol):
 
     stalled_hint: str
 
-    def report_progress(self, spec: ProgressSpec) -> AbstractContextManager[Reporter]:
-        """The reporter of a stage, whose progress is shown on the terminal while the body runs."""
+    def report_progress(self, spec: ProgressSpec) -> AbstractContextManager[Coordinator]:
+        """The coordinator of a stage, whose progress is shown on the terminal while the body runs."""
 
     def map(
         self,
@@ -80,12 +96,12 @@ class Executor(Protocol):
         operators: Sequence[Operator],
         *,
         label: str,
-        reporter: Reporter | None = None,
+        coordinator: Coordinator | None = None,
     ) -> Generator[pa.Table, None, None]:
         """Run the operators over every block. Results come in any order. Closing it ends the operators.
 
         Args:
-            label: what this is, for messages. reporter: shows which actors are working.
+            label: what this is, for messages. coordinator: shows which actors are working.
         Raises:
             UserError: whatever operator raised it, wherever it ran.
         """
@@ -100,7 +116,7 @@ class Executor(Protocol):
             pool: their number and resources. label: what this is, for messages.
         """
 
-    def train(self, job: TrainingJob, stream: Stream, reporter: Reporter) -> TrainingOutcome:
+    def train(self, job: TrainingJob, stream: Stream, coordinator: Coordinator) -> TrainingOutcome:
         """Run the training loop on `job.runtime.trainers` workers, from the last checkpoint if there is one.
 
         Raises:

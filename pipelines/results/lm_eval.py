@@ -72,7 +72,7 @@ def export_tasks(run: str, folder: Path) -> Export:
         raise UserError(f"{run}: the server of {study.model.path} makes its prompts, so they cannot be exported")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: expected a new or empty folder")
-    found = iter_questions(artifact.url, QuestionFilter(limit=None), samples=False, prompts=True)
+    found = iter_questions(artifact.url, QuestionFilter(), samples=False, prompts=True)
     # Tasks are by position, which prompts with the gold documents alone, or with none, do not have. A question of which
     # a server refused a prompt has no answer that another one could be compared with.
     answered = (row for row in found if row["documents"] in study.prompt_lengths and "refused" not in row["outcomes"])

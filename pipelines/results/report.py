@@ -27,7 +27,7 @@ from pos2distill.store.artifacts import Artifact
 from pos2distill.store.checkpoint_layout import MODEL_CARD, MODEL_FOLDER, model_url
 from pos2distill.store.files import write_bytes
 
-from ..plan import Cell, Plan, TaskPlan
+from ..plan import Plan, PlannedStudy, TaskPlan
 from ..provenance import Provenance, package_versions, read_provenance
 from ..stages.analyze import ANALYSIS, read_analysis
 from ..stages.answers import read_predictions
@@ -60,23 +60,23 @@ def compare_models(plan: Plan) -> Comparison:
     return TaskResults(study, plan.prepare, plan.evaluate_base, plan.evaluate_distilled).comparisons()[0]
 
 
-def make_sweep_report(recipe: Recipe, cells: Sequence[Cell]) -> list[SweepRow]:
+def make_sweep_report(recipe: Recipe, studies: Sequence[PlannedStudy]) -> list[SweepRow]:
     """Write `report/` of a sweep (one table and one plot, intervals over seeds), and every checkpoint's model card.
 
     Returns: the rows of the table.
     """
     results = []
-    for cell in cells:
-        inputs = report_inputs(cell.recipe, cell.plan)
-        _write_model_card(inputs, cell.plan)
+    for planned in studies:
+        inputs = report_inputs(planned.recipe, planned.plan)
+        _write_model_card(inputs, planned.plan)
         comparisons = {"as trained": inputs.main}
         for comparison in inputs.others:
             comparisons[f"{comparison.before.documents} documents"] = comparison
         comparisons.update(inputs.other_tasks)
-        results.append(CellResult(cell.settings, comparisons))
+        results.append(CellResult(planned.settings, comparisons))
     files = render_sweep(recipe.name, recipe.description, results, package_versions(recipe))
     summary = summarize_sweep(recipe.name, results)
-    summary["fingerprint"] = fingerprint([cell.plan.fingerprint for cell in cells])
+    summary["fingerprint"] = fingerprint([planned.plan.fingerprint for planned in studies])
     write_folder(recipe.storage, _REPORT, files, _SUMMARY, summary)
     return to_rows(results)
 

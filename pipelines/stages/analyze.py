@@ -26,7 +26,7 @@ from pos2distill.store.parts import TableParts
 from pos2distill.tasks.permutations import advantageous_slots
 
 from ..artifact_names import BASE_ANALYSIS, DISTILLED_ANALYSIS
-from ..progress import show_stage
+from ..progress_bar import show_stage
 from .answers import PROMPT_FIELDS, read_predictions
 from .plan_context import PlanContext
 from .prepare import EVALUATION, evaluation_examples, read_prepared

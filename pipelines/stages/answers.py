@@ -26,7 +26,7 @@ from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.parts import TableParts
 from pos2distill.tasks.thoughts import count_thoughts
 
-from ..progress import show_stage
+from ..progress_bar import show_stage
 from .prepare import read_prepared
 from .stage import Input, RunContext, Stage
 

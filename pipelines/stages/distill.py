@@ -19,10 +19,10 @@ from pos2distill.urls import storage_errors
 
 from ..artifact_names import CHECKPOINT
 from ..executors import saved_by
-from ..executors.protocol import Reporter
+from ..executors.protocol import Coordinator
 from ..interrupt import interruptible
-from ..progress import is_quiet
-from ..progress_reporter import ProgressSpec, RunProgress
+from ..progress_bar import is_quiet
+from ..run_coordinator import ProgressSpec, RunProgress
 from . import sample
 from .answers import PROMPT_FIELDS
 from .plan_context import PlanContext
@@ -97,21 +97,23 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     spec = resumed_spec(
         sample.progress_spec(samples, context, "distill", epochs=job.study.training.epochs), stage.artifact
     )
-    with context.executor.report_progress(spec) as reporter:
+    with context.executor.report_progress(spec) as coordinator:
         in_order = job.study.training.order == "fixed"
-        stream = sample.sample_stream(samples, context.runtime, reporter, return_samples=True, preserve_order=in_order)
+        stream = sample.sample_stream(
+            samples, context.runtime, coordinator, return_samples=True, preserve_order=in_order
+        )
         try:
             outcome, signal = interruptible(
-                lambda: context.executor.train(job, stream, reporter), reporter.request_stop
+                lambda: context.executor.train(job, stream, coordinator), coordinator.request_stop
             )
         except UserError:
             # Where another driver has taken the run over, that is what the user must know.
             context.lease.check()
             record_stopped(stage, context, lambda: _seconds(start))
             if streamed:
-                _keep_samples(samples, context.runtime, _read(reporter))
+                _keep_samples(samples, context.runtime, _read(coordinator))
             raise
-        progress = reporter.read()
+        progress = coordinator.read()
     # Here, since what workers print is not shown.
     for warning in outcome.warnings:
         warn(warning)
@@ -133,7 +135,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
 
 
 def check_executor(stage: Stage, executor: str) -> None:
-    """Training that was stopped continues under the executor that began it.
+    """Raise if training that was stopped was begun by another executor, under which it continues.
 
     Raises:
         UserError: if the other one has saved training states, with what to do.
@@ -168,10 +170,10 @@ def resumed_spec(spec: ProgressSpec, checkpoint: Artifact) -> ProgressSpec:
     return replace(spec, trained=round(last["fraction"] * spec.total))
 
 
-def _read(reporter: Reporter) -> RunProgress:
-    """The latest figures; zeros if the reporter is gone with its cluster."""
+def _read(coordinator: Coordinator) -> RunProgress:
+    """The latest figures; zeros if the coordinator is gone with its cluster."""
     try:
-        return reporter.read()
+        return coordinator.read()
     except Exception:  # from Ray or its transport; the error that ended the run is shown
         return RunProgress()
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from pos2distill.config import Study
 from pos2distill.config.restrict import restrict
-from pos2distill.sampling.prompting import PromptSpec, prompt_builder
+from pos2distill.sampling.prompting import PromptSpec, cached_prompt_builder
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.tasks.permutations import Placement, evaluated_placements, rank_slots_by_accuracy
 from pos2distill.tasks.prompts import MessageBuilder
@@ -67,7 +67,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
 
 def _chat_frame(study: Study) -> dict[str, Any]:
     """What the model's chat template writes before and after a message; nothing where a server applies its own."""
-    builder = prompt_builder(study, study.evaluation.max_new_tokens)
+    builder = cached_prompt_builder(study, study.evaluation.max_new_tokens)
     return {} if isinstance(builder, MessageBuilder) else {"chat": builder.chat_frame()}
 
 

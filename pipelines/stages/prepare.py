@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from pos2distill.config import DataSection, Study
 from pos2distill.config.restrict import restrict
-from pos2distill.errors import UserError, warn_once
+from pos2distill.errors import UserError, reword, warn_once
 from pos2distill.records import EXAMPLE_SCHEMA, example_tables
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.tasks.datasets import load_split
@@ -116,9 +116,9 @@ def prefix_task_errors(task: str | None) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        if task is None:
-            raise
-        raise UserError(f"evaluation.also_evaluate: {task}: {error}") from None
+        if task is not None:
+            reword(error, f"evaluation.also_evaluate: {task}: {error}")
+        raise
 
 
 def _longest_prompt(study: Study) -> int:

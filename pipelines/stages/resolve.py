@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-from pos2distill.config import Section, Study
-from pos2distill.config.restrict import replace_section
+from pos2distill.config import Study
 from pos2distill.store.checkpoint_layout import model_url
 
 from .stage import Input
@@ -16,13 +15,12 @@ def resolve_auto_settings(study: Study, inputs: Mapping[str, Input]) -> Study:
     """
     if "slot" in inputs:
         slots = inputs["slot"].details("slots")["slots"]
-        study = replace_section(study, method=_replace(study.method, advantageous_slot=slots))
+        study = study.replace(method=study.method.replace(advantageous_slot=slots))
     if "scales" in inputs:
         scales = inputs["scales"].details("scales")["scales"]
-        study = replace_section(
-            study,
-            inference=_replace(study.inference, method="lpes", scales=scales),
-            model=_replace(study.model, rope_scales=scales),
+        study = study.replace(
+            inference=study.inference.replace(method="lpes", scales=scales),
+            model=study.model.replace(rope_scales=scales),
         )
     return study
 
@@ -38,14 +36,5 @@ def with_distilled(study: Study, inputs: Mapping[str, Input]) -> Study:
 
 def with_model(study: Study, path: str) -> Study:
     """The study with another model folder of the same kind."""
-    raw = study.model.model_dump(mode="json")
-    raw["path"] = path
     # A revision belongs to a hub name, and the new path is a folder.
-    raw["revision"] = None
-    model = type(study.model).model_validate(raw)
-    return replace_section(study, model=model)
-
-
-def _replace(section: Section, **values: object) -> Section:
-    """The section with other values, validated."""
-    return type(section).model_validate({**section.model_dump(mode="json"), **values})
+    return study.replace(model=study.model.replace(path=path, revision=None))

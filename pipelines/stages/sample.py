@@ -35,8 +35,8 @@ from pos2distill.store.samples import SampleStore
 from pos2distill.store.selection import Selection
 
 from ..artifact_names import SAMPLES
-from ..executors.protocol import Reporter, Stream
-from ..progress_reporter import ProgressSpec, RunProgress
+from ..executors.protocol import Coordinator, Stream
+from ..run_coordinator import ProgressSpec, RunProgress
 from .answers import PROMPT_FIELDS
 from .plan_context import PlanContext
 from .prepare import TRAIN, training_examples, training_ids
@@ -111,16 +111,16 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     SampleStore(stage.artifact).open()
     if len(selection(stage).missing):
         spec = progress_spec(stage, context, "sample")
-        with context.executor.report_progress(spec) as reporter:
-            stream = sample_stream(stage, context.runtime, reporter, return_samples=False)
-            samples = context.executor.map(stream.blocks(), stream.operators, label="sampling", reporter=reporter)
+        with context.executor.report_progress(spec) as coordinator:
+            stream = sample_stream(stage, context.runtime, coordinator, return_samples=False)
+            samples = context.executor.map(stream.blocks(), stream.operators, label="sampling", coordinator=coordinator)
             try:
                 for _ in samples:
                     pass  # the last operator has stored and counted the samples
             except (UserError, KeyboardInterrupt):
-                record_stopped(stage, context, lambda: seconds(reporter.read()))
+                record_stopped(stage, context, lambda: seconds(coordinator.read()))
                 raise
-            progress = reporter.read()
+            progress = coordinator.read()
     return publish(stage, context.runtime, progress)
 
 
@@ -145,14 +145,14 @@ def progress_spec(stage: Stage, context: RunContext, label: str, *, epochs: int 
 
 
 def sample_stream(
-    stage: Stage, runtime: Runtime, reporter: Reporter, *, return_samples: bool, preserve_order: bool = False
+    stage: Stage, runtime: Runtime, coordinator: Coordinator, *, return_samples: bool, preserve_order: bool = False
 ) -> Stream:
     """The samples that the store lacks. Each block becomes one part of the store.
 
     Args:
         return_samples: return tables of `SAMPLE_SCHEMA`; else ids alone.
     """
-    operators = sampling_operators(stage, runtime, reporter, return_samples=return_samples)
+    operators = sampling_operators(stage, runtime, coordinator, return_samples=return_samples)
     # Called whenever workers start, because less is missing after a restart.
     blocks = functools.partial(missing_blocks, stage, runtime.samplers.batch_size)
     return Stream(blocks, operators, preserve_order)

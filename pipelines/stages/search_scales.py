@@ -12,7 +12,7 @@ from typing import Annotated
 import pydantic
 
 from pos2distill.config import ModelSection, Study
-from pos2distill.config.restrict import replace_section, restrict
+from pos2distill.config.restrict import restrict
 from pos2distill.literal_paths import list_matching
 from pos2distill.models.rope.curves import Genome, scales_of
 from pos2distill.models.rope.search import Candidate, best, fitness, next_genomes
@@ -23,7 +23,7 @@ from pos2distill.store.files import write_bytes
 from pos2distill.tasks.permutations import candidate_placements
 
 from ..artifact_names import ROPE_SCALES
-from ..progress import show_stage
+from ..progress_bar import show_stage
 from ..scaled_config import SCALED_CONFIG_FOLDER, scaled_config_files
 from .answers import PROMPT_FIELDS
 from .plan_context import PlanContext
@@ -88,7 +88,7 @@ def _search(stage: Stage, context: RunContext, layers: int) -> list[list[Candida
     placements = candidate_placements(study.data.documents, study.data.hops[0], settings.slots)
     spec = PromptSpec(study.data.documents, {study.data.hops[0]: placements})
     # Any scales, so that the model is loaded as one that has some.
-    scaled = replace_section(study, model=study.model.model_copy(update={"rope_scales": (1.0,)}))
+    scaled = study.replace(model=study.model.replace(rope_scales=(1.0,)))
     examples = stage.inputs["examples"].artifact
     count = _count_examples(stage)
     create = functools.partial(ScaledAccuracy, scaled, context.runtime, examples, TRAIN, count, spec)

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
@@ -62,6 +62,14 @@ class Section(BaseModel):
                 if isinstance(each, bool):
                     raise ValueError(f"{name}: input should be a number, got {str(each).lower()}")
         return settings
+
+    def replace(self, **values: Any) -> Self:
+        """The section with other values. Unlike `model_copy`, it validates them, also against the other settings.
+
+        Raises:
+            ValidationError: for a value that is invalid, or contradicts another one.
+        """
+        return self.model_validate({name: getattr(self, name) for name in type(self).model_fields} | values)
 
 
 def _leaves(value: Any) -> Iterator[Any]:

@@ -1,7 +1,7 @@
 """A study reduced to some of its settings, so that code can use only those it names."""
 
 from collections.abc import Collection
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 from pydantic.fields import FieldInfo
 
@@ -15,6 +15,10 @@ class RestrictedStudy(Study):
     Only this kind of study is built without validation: the constants that stand for the other settings may contradict
     the settings that are kept.
     """
+
+    def replace(self, **values: Any) -> Self:
+        """As `Section.replace`, without validation: the study would be rejected although nothing is wrong."""
+        return self.model_copy(update=values)
 
 
 def restrict(study: Study, fields: Collection[str]) -> RestrictedStudy:
@@ -71,17 +75,3 @@ def _check_name(dotted: str) -> None:
     fields = kind.model_fields if isinstance(kind, type) and issubclass(kind, Section) else {}
     if dot and name not in fields:
         raise KeyError(f"{dotted}: not a setting of a study")
-
-
-def replace_section(study: Study, **sections: Section) -> Study:
-    """The study with other sections, each of which was validated when it was made.
-
-    Raises:
-        ValidationError: if the new sections contradict the others. A restricted study is not validated.
-    """
-    values = {name: getattr(study, name) for name in Study.model_fields}
-    values.update(sections)
-    if isinstance(study, RestrictedStudy):
-        # Its constants may contradict its kept settings, so it would be rejected although nothing is wrong.
-        return RestrictedStudy.model_construct(**values)
-    return Study.model_validate(values)

@@ -52,7 +52,7 @@ def with_commit(model: ModelSection, digest: str) -> ModelSection:
     """
     if model.uses_chat_api or not is_hub_name(model.path):
         return model
-    return model.model_copy(update={"revision": digest.rpartition("@")[2]})
+    return model.replace(revision=digest.rpartition("@")[2])
 
 
 def model_digest(model: ModelSection) -> str:

@@ -1,4 +1,4 @@
-"""Load models and tokenizers in Hugging Face format, with an error that names what is missing or unsupported."""
+"""Load models, tokenizers and prompt builders, with an error that names what a folder lacks or is not supported."""
 
 import importlib.util
 import logging
@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from pos2distill.config import ModelSection
+from pos2distill.config import ModelSection, Study
 from pos2distill.errors import UserError
 from pos2distill.faults import error_file, error_text, find_refusal, fix_hint
 from pos2distill.models.attention import PACKED, disable_cudnn_attention, register_kernels
@@ -31,6 +31,7 @@ from pos2distill.models.trainable import (
     reject_unpackable,
     require_trainable_family,
 )
+from pos2distill.tasks.prompts import PromptBuilder
 
 
 def load_config(model: ModelSection, *, folder: str | None = None) -> Any:
@@ -111,6 +112,21 @@ def load_tokenizer(model: ModelSection) -> PreTrainedTokenizerBase:
     if not tokenizer.chat_template:
         raise UserError(f"{model.path}: its tokenizer has no chat template; use the model's chat or instruct version")
     return tokenizer
+
+
+def load_prompt_builder(study: Study, *, reserve: int) -> PromptBuilder:
+    """The builder of a study's prompts, with the tokenizer and the context of its model.
+
+    Args:
+        reserve: tokens of the context that are kept free for the response.
+    """
+    return PromptBuilder(
+        load_tokenizer(study.model),
+        study.data.wording,
+        max_length=context_length(study.model),
+        reserve=reserve,
+        chat_template_kwargs=study.model.chat_template_kwargs,
+    )
 
 
 def load_model(

@@ -87,12 +87,12 @@ def build_prompts(
         with_examples: store the whole example in each row, for stages that build further prompts from it. Examples are
             long.
         answered: prompts to leave out.
-        model_version: see `prompt_builder`.
+        model_version: see `cached_prompt_builder`.
     Returns: a table of `PROMPT_SCHEMA`.
     Raises:
         UserError: a prompt does not fit the context, and `record_too_long` is not set.
     """
-    builder = prompt_builder(study, max_new_tokens, model_version)
+    builder = cached_prompt_builder(study, max_new_tokens, model_version)
     records = batch.select(EXAMPLE_SCHEMA.names).to_pylist()
     numbers = [0] * len(batch)
     if "number" in batch.column_names:
@@ -106,9 +106,7 @@ def build_prompts(
             for (number, placement), order in itertools.product(enumerate(placements), range(spec.orders)):
                 if (documents, example.example_id, number, order) in answered:
                     continue
-                prompt = _build_prompt(builder, example, spec, placement, order)
-                if prompt["error"] is not None and not record_too_long:
-                    raise UserError(f"example {example.example_id}: {prompt['error']}")
+                prompt = _build_prompt(builder, example, spec, placement, order, record_too_long=record_too_long)
                 # From the example and its prompt, so that a sample does not depend on how examples are batched.
                 seed = derive_seed(study.seed, "sample", example.example_id, documents, *placement.slots)
                 rows.append(
@@ -140,9 +138,15 @@ def _placements(
 
 
 def _build_prompt(
-    builder: PromptBuilder | MessageBuilder, example: Example, spec: PromptSpec, placement: Placement, order: int
+    builder: PromptBuilder | MessageBuilder,
+    example: Example,
+    spec: PromptSpec,
+    placement: Placement,
+    order: int,
+    *,
+    record_too_long: bool,
 ) -> dict[str, Any]:
-    """The columns of the prompt, or the error if it is too long."""
+    """The columns of the prompt. If it is too long, `record_too_long` says whether the error is one of them."""
     try:
         prompt = builder(
             example,
@@ -152,8 +156,10 @@ def _build_prompt(
             slot_of_rank=spec.slot_of_rank,
         )
     except PromptTooLong as too_long:
-        error = str(too_long).removeprefix(f"example {example.example_id}: ")
-        return {"prompt_ids": (), "messages": None, "error": error}
+        if not record_too_long:
+            # Ray Data keeps nothing of an error but its text, of which `executors.ray.errors` knows the classes.
+            raise UserError(str(too_long)) from None
+        return {"prompt_ids": (), "messages": None, "error": too_long.problem}
     if isinstance(builder, MessageBuilder):
         return {"prompt_ids": (), "messages": prompt, "error": None}
     return {"prompt_ids": prompt, "messages": None, "error": None}
@@ -175,10 +181,10 @@ def replace_with_teacher_prompts(responses: pa.Table, study: Study) -> pa.Table:
     return responses.set_column(column, field, pa.array(prompts, field.type))
 
 
-def prompt_builder(
+def cached_prompt_builder(
     study: Study, max_new_tokens: int, model_version: str | None = None
 ) -> PromptBuilder | MessageBuilder:
-    """The builder of a study's prompts: token ids, or messages for a server that applies the chat template.
+    """The builder of a study's prompts, kept in this process: token ids, or messages where a server has the template.
 
     Args:
         model_version: the version of the model's files. If it is None, the files are listed to find it.
@@ -198,7 +204,7 @@ def _token_builder(study: Study, max_new_tokens: int, _version: str) -> PromptBu
     """
 
     def load() -> PromptBuilder:
-        from pos2distill.models.prompts import load_prompt_builder
+        from pos2distill.models.load import load_prompt_builder
 
         return load_prompt_builder(study, reserve=max_new_tokens)
 

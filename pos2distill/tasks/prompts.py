@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from pos2distill.config import Study, TemplateSection
+from pos2distill.config import TemplateSection
 from pos2distill.config.data import PromptStyle
 from pos2distill.config.template import DOCUMENTS
 from pos2distill.errors import UserError
@@ -160,7 +160,19 @@ BEFORE, AFTER = -1, -2
 
 
 class PromptTooLong(UserError):
-    """A prompt and its response do not fit the model's context."""
+    """A prompt and its response do not fit the model's context.
+
+    problem: the message without the example, for callers that name it in another way.
+    """
+
+    problem = ""
+
+    @classmethod
+    def of(cls, example: Example, problem: str) -> "PromptTooLong":
+        """The error of an example's prompt."""
+        error = cls(f"example {example.example_id}: {problem}")
+        error.problem = problem
+        return error
 
 
 class PromptBuilder:
@@ -192,14 +204,6 @@ class PromptBuilder:
         self.reserve = reserve
         self.encode = text_encoder(tokenizer)
 
-    @classmethod
-    def of_study(
-        cls, study: Study, tokenizer: "PreTrainedTokenizerBase", *, max_length: int, reserve: int
-    ) -> "PromptBuilder":
-        """The builder of a study's prompts. Args: as in the class; tokenizer: that of the study's model."""
-        kwargs = study.model.chat_template_kwargs
-        return cls(tokenizer, study.data.wording, max_length=max_length, reserve=reserve, chat_template_kwargs=kwargs)
-
     def __call__(
         self,
         example: Example,
@@ -223,10 +227,11 @@ class PromptBuilder:
         shown = arrange(example, documents, slots, order=order, seed=seed, slot_of_rank=slot_of_rank)
         ids = self.encode(self._chat(example, shown))
         if len(ids) + self.reserve > self.max_length:
-            raise PromptTooLong(
-                f"example {example.example_id}: prompt of {len(ids)} tokens ({documents} documents) + "
-                f"{self.reserve} for the response exceed the model's context of {self.max_length}; "
-                f"lower data.documents or max_new_tokens, or use a model with a longer context"
+            raise PromptTooLong.of(
+                example,
+                f"prompt of {len(ids)} tokens ({documents} documents) + {self.reserve} for the response exceed the "
+                f"model's context of {self.max_length}; lower data.documents or max_new_tokens, or use a model with a "
+                f"longer context",
             )
         return ids
 
@@ -330,10 +335,11 @@ class MessageBuilder:
         messages = [{"role": each.role, "content": each.text} for each in parts]
         tokens = fewest_tokens(joined_text(messages))
         if self.max_length and tokens + self.reserve > self.max_length:
-            raise PromptTooLong(
-                f"example {example.example_id}: prompt of at least {tokens} tokens ({documents} documents) + "
-                f"{self.reserve} for the response exceed the model's context of {self.max_length}; lower "
-                f"data.documents or max_new_tokens, or raise model.max_length"
+            raise PromptTooLong.of(
+                example,
+                f"prompt of at least {tokens} tokens ({documents} documents) + {self.reserve} for the response exceed "
+                f"the model's context of {self.max_length}; lower data.documents or max_new_tokens, or raise "
+                f"model.max_length",
             )
         return messages
 

@@ -7,11 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pos2distill.config import fingerprint
-from pos2distill.errors import UserError
+from pos2distill.errors import UserError, reword
 from pos2distill.faults import disk_is_full
 from pos2distill.models.files import copy_generation_config
-from pos2distill.models.load import load_tokenizer
-from pos2distill.models.prompts import load_prompt_builder
+from pos2distill.models.load import load_prompt_builder, load_tokenizer
 from pos2distill.records import EXAMPLE_SCHEMA, sample_id_array
 from pos2distill.scratch import user_folder
 from pos2distill.store.artifacts import Artifact
@@ -102,7 +101,8 @@ def _resume(
             return TrainingProgress.load(folder)
         except UserError as error:
             remedy = f"remove {job.checkpoint.url}/{STATE_FOLDER} to train again from the samples"
-            raise UserError(f"{error}; {remedy}") from None
+            reword(error, f"{error}; {remedy}")
+            raise
 
 
 def save_model(job: TrainingJob, session: WorkerSession, strategy: Strategy, scratch: Path) -> tuple[str, ...]:

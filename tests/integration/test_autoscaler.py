@@ -59,5 +59,5 @@ def test_autoscaler_adds_and_removes_samplers_while_training_stays(
     assert where[SAMPLER] == {"sampling"}
     assert where[TRAINER] == {"training"}
     elsewhere = {name: groups for name, groups in where.items() if name not in (SAMPLER, TRAINER)}
-    assert {"TrainController", "PreemptionWatcher", "SplitCoordinator", "ProgressReporterActor"} <= elsewhere.keys()
+    assert {"TrainController", "PreemptionWatcher", "SplitCoordinator", "RunCoordinatorActor"} <= elsewhere.keys()
     assert all(groups == {""} for groups in elsewhere.values()), elsewhere  # none keeps a node that has no work

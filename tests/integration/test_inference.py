@@ -15,7 +15,7 @@ import torch
 
 from pipelines.executors import build_executor
 from pipelines.plan import Plan, make_plan
-from pipelines.progress import show_stage
+from pipelines.progress_bar import show_stage
 from pipelines.stages import search_scales
 from pipelines.stages.prepare import EVALUATION, TRAIN, read_prepared
 from pipelines.stages.stage import RunContext

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipelines.plan import Plan, Round, make_plan
-from pipelines.progress_reporter import ProgressReporter
+from pipelines.run_coordinator import RunCoordinator
 from pipelines.stages.distill import read_steps
 from pos2distill.config import ModelSection, Recipe
 from pos2distill.config.load import load_recipe
@@ -209,17 +209,17 @@ def test_run_study_on_policy_resumes_bit_identically_in_every_round(
         load_recipe(str(tmp_path / "recipe.yaml"), [f"runtime.storage={tmp_path / name}"]) for name in ("a", "b")
     )
     run_study(whole)
-    count_step = ProgressReporter.count_step
+    count_step = RunCoordinator.count_step
     stops = []
 
-    def stop_once_a_round(reporter: ProgressReporter, trained: int, steps: int, loss: float) -> None:
-        count_step(reporter, trained, steps, loss)
+    def stop_once_a_round(coordinator: RunCoordinator, trained: int, steps: int, loss: float) -> None:
+        count_step(coordinator, trained, steps, loss)
         if steps == 1:
             stops.append(steps)
-            reporter.request_stop()
+            coordinator.request_stop()
 
     with monkeypatch.context() as patch:
-        patch.setattr(ProgressReporter, "count_step", stop_once_a_round)
+        patch.setattr(RunCoordinator, "count_step", stop_once_a_round)
         for _ in range(ROUNDS):
             with pytest.raises(Stopped, match="stopped after step 1"):
                 run_study(interrupted)

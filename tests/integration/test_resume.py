@@ -16,7 +16,7 @@ import pytest
 
 from pipelines.executors.local import LocalSession
 from pipelines.plan import make_plan
-from pipelines.progress_reporter import ProgressReporter
+from pipelines.run_coordinator import RunCoordinator
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from pos2distill.errors import Stopped
@@ -83,16 +83,16 @@ def assert_each_example_once_an_epoch(recipe: Recipe) -> None:
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, fault: str, step: int) -> None:
     """Make the fault happen after a step of the next run."""
-    count_step = ProgressReporter.count_step
+    count_step = RunCoordinator.count_step
 
-    def count_and_fail(reporter: ProgressReporter, trained: int, steps: int, loss: float) -> None:
-        count_step(reporter, trained, steps, loss)
+    def count_and_fail(coordinator: RunCoordinator, trained: int, steps: int, loss: float) -> None:
+        count_step(coordinator, trained, steps, loss)
         if steps == step:
             if fault == "killed":
                 raise Killed
-            reporter.request_stop()
+            coordinator.request_stop()
 
-    monkeypatch.setattr(ProgressReporter, "count_step", count_and_fail)
+    monkeypatch.setattr(RunCoordinator, "count_step", count_and_fail)
 
 
 def ended_by_itself(recipe: Recipe) -> bool:
@@ -153,17 +153,17 @@ def test_run_distill_counts_the_seconds_of_a_stopped_run(recipe: Recipe, monkeyp
 
 def test_run_sample_counts_the_seconds_of_an_interrupted_run(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C, while samples are made before training begins."""
-    count_stored = ProgressReporter.count_stored
+    count_stored = RunCoordinator.count_stored
 
-    def count_and_interrupt(reporter: ProgressReporter, *stored: Any) -> None:
-        count_stored(reporter, *stored)
+    def count_and_interrupt(coordinator: RunCoordinator, *stored: Any) -> None:
+        count_stored(coordinator, *stored)
         time.sleep(0.2)
         raise KeyboardInterrupt
 
     samples = make_plan(recipe).first_sample.artifact
     start = time.monotonic()
     with monkeypatch.context() as patch:
-        patch.setattr(ProgressReporter, "count_stored", count_and_interrupt)
+        patch.setattr(RunCoordinator, "count_stored", count_and_interrupt)
         with pytest.raises(KeyboardInterrupt):
             run_sample(recipe)
     stopped = time.monotonic() - start

@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from pipelines.progress_reporter import ProgressSpec
+from pipelines.run_coordinator import ProgressSpec
 from pos2distill.sampling.failure_guard import FailureGuard
 from tests.support.tables import nothing_known
 

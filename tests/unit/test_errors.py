@@ -1,6 +1,15 @@
 import pytest
 
-from pos2distill.errors import MESSAGE_LENGTH, ExitCode, collapse_whitespace, did_you_mean, one_line, status_name
+from pos2distill.errors import (
+    MESSAGE_LENGTH,
+    ExitCode,
+    TransientError,
+    collapse_whitespace,
+    did_you_mean,
+    one_line,
+    reword,
+    status_name,
+)
 
 
 @pytest.mark.parametrize(
@@ -13,6 +22,14 @@ from pos2distill.errors import MESSAGE_LENGTH, ExitCode, collapse_whitespace, di
 )
 def test_did_you_mean(name: str, options: list[str], hint: str) -> None:
     assert did_you_mean(name, options) == hint
+
+
+def test_reword_replaces_the_message_alone() -> None:
+    error = TransientError("no answer")
+    error.__cause__ = OSError("timeout")
+    reword(error, f"data.path: {error}")
+    assert str(error) == "data.path: no answer"
+    assert isinstance(error.__cause__, OSError)
 
 
 def test_collapse_whitespace_gives_one_line() -> None:

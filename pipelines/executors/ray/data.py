@@ -19,9 +19,8 @@ from pos2distill.sampling.engines.protocol import EngineDied
 from pos2distill.sampling.operators import ActorOperator, Operator, TaskOperator
 from pos2distill.store.retry import retry_while_unreachable
 
-from ..protocol import Stream
+from ..protocol import Coordinator, Stream
 from .messages import DriverMailbox
-from .progress_reporter import RayReporter
 from .session import pool_arguments, set_data_context
 
 _ASK_AGAIN_SECONDS = 0.5
@@ -31,13 +30,13 @@ def build_dataset(
     blocks: Sequence[pa.Table],
     operators: Sequence[Operator],
     mailbox: DriverMailbox,
-    reporter: RayReporter | None = None,
+    coordinator: Coordinator | None = None,
 ) -> Dataset:
     """A lazy dataset that applies the operators to every block.
 
     Args:
         mailbox: receives what the user must know of an actor.
-        reporter: is sent a heartbeat whenever an actor begins a batch.
+        coordinator: is sent a heartbeat whenever an actor begins a batch.
     """
     dataset = ray.data.from_arrow(list(blocks))
     for operator in operators:
@@ -56,12 +55,12 @@ def build_dataset(
                 arguments["batch_size"] = None
             # Ray Data 2.60 has this method for `batch_size=None` on GPUs, which `map_batches` rejects.
             dataset = dataset.map_batches_internal(
-                _actor_class(operator), fn_constructor_args=(operator, mailbox, reporter), **arguments
+                _actor_class(operator), fn_constructor_args=(operator, mailbox, coordinator), **arguments
             )
     return dataset
 
 
-def open_stream(stream: Stream, mailbox: DriverMailbox, reporter: RayReporter) -> Dataset:
+def open_stream(stream: Stream, mailbox: DriverMailbox, coordinator: Coordinator) -> Dataset:
     """What the trainers read. Called in an actor of Ray Train, for which this module imports no torch."""
     set_data_context()
     # Workers that an outage ended are started again in the midst of it, and Ray Train 2.60 gives up a run for an error
@@ -70,7 +69,7 @@ def open_stream(stream: Stream, mailbox: DriverMailbox, reporter: RayReporter) -
     # Everything is stored. The trainers read stored samples from the store, not from this stream.
     if not blocks:
         return ray.data.from_arrow(SAMPLE_SCHEMA.empty_table())
-    return build_dataset(blocks, stream.operators, mailbox, reporter)
+    return build_dataset(blocks, stream.operators, mailbox, coordinator)
 
 
 def _actor_class(operator: ActorOperator) -> type["_Actor"]:
@@ -84,10 +83,10 @@ def _actor_class(operator: ActorOperator) -> type["_Actor"]:
 class _Actor:
     """What a pool's actors run."""
 
-    def __init__(self, operator: ActorOperator, mailbox: DriverMailbox, reporter: RayReporter | None) -> None:
+    def __init__(self, operator: ActorOperator, mailbox: DriverMailbox, coordinator: Coordinator | None) -> None:
         self.name = operator.name
         self.mailbox = mailbox
-        self.reporter = reporter
+        self.coordinator = coordinator
         self.batch_size = operator.pool.batch_size
         # Ray Data 2.60 gives up a run if four actors of a pool in a row cannot load, which all may at the same time.
         self.function: Callable[[pa.Table], Any] = retry_while_unreachable(operator.create, mailbox.warn)
@@ -96,20 +95,20 @@ class _Actor:
         self.send_heartbeat()
         start = time.monotonic()
         result = pa.concat_tables([self.function(batch) for batch in batches_of(block, self.batch_size)])
-        if self.reporter is not None:
-            self.reporter.count_seconds(self.name, time.monotonic() - start)
+        if self.coordinator is not None:
+            self.coordinator.count_seconds(self.name, time.monotonic() - start)
         return result
 
     def send_heartbeat(self) -> None:
-        if self.reporter is not None:
-            self.reporter.heartbeat(self.name, ray.get_runtime_context().get_actor_id())
+        if self.coordinator is not None:
+            self.coordinator.heartbeat(self.name, ray.get_runtime_context().get_actor_id())
 
 
 class _AsyncActor(_Actor):
     """The same for coroutine functions. Ray Data 2.60 overlaps the calls of an async `__call__`."""
 
-    def __init__(self, operator: ActorOperator, mailbox: DriverMailbox, reporter: RayReporter | None) -> None:
-        super().__init__(operator, mailbox, reporter)
+    def __init__(self, operator: ActorOperator, mailbox: DriverMailbox, coordinator: Coordinator | None) -> None:
+        super().__init__(operator, mailbox, coordinator)
         self.only_needed = operator.only_needed
 
     async def __call__(self, batch: pa.Table) -> pa.Table:  # type: ignore[override]
@@ -121,12 +120,12 @@ class _AsyncActor(_Actor):
 
     async def needed(self, batch: pa.Table) -> pa.Table:
         """The samples of a batch that are still needed, once that is known."""
-        if not self.only_needed or self.reporter is None:
+        if not self.only_needed or self.coordinator is None:
             return batch
         ids = batch["sample_id"].to_pylist()
         while True:
-            # In a thread, since waiting for the reporter must not stop the calls that overlap.
-            needed = await asyncio.to_thread(self.reporter.claim_needed, ids)
+            # In a thread, since waiting for the coordinator must not stop the calls that overlap.
+            needed = await asyncio.to_thread(self.coordinator.claim_needed, ids)
             if needed is not None:
                 return batch.filter(needed)
             await asyncio.sleep(_ASK_AGAIN_SECONDS)

@@ -11,12 +11,12 @@ from pos2distill.node_pools import TASK_CPUS
 from pos2distill.sampling.operators import ActorOperator, Operator, TaskOperator
 from pos2distill.training.job import TrainingJob, TrainingOutcome
 
-from ...progress_reporter import ProgressSpec
-from ..protocol import ActorCalls, Reporter, Stream
+from ...run_coordinator import ProgressSpec
+from ..protocol import ActorCalls, Coordinator, Stream
 from .actors import start_actors
+from .coordinator import RayCoordinator, report_progress
 from .data import build_dataset
 from .messages import DriverMailbox
-from .progress_reporter import RayReporter, report_progress
 from .session import connect, ray_session, require_resources, warn_of_unused_cluster_gpus
 from .train import fit
 
@@ -40,12 +40,12 @@ class RayExecutor:
                 yield self._mailbox
 
     @contextmanager
-    def report_progress(self, spec: ProgressSpec) -> Iterator[RayReporter]:
+    def report_progress(self, spec: ProgressSpec) -> Iterator[RayCoordinator]:
         """See `Executor.report_progress`."""
         with ray_session():
             warn_of_unused_cluster_gpus(self.runtime)
-            with report_progress(spec, self.stalled_hint) as reporter:
-                yield reporter
+            with report_progress(spec, self.stalled_hint) as coordinator:
+                yield coordinator
 
     def map(
         self,
@@ -53,21 +53,20 @@ class RayExecutor:
         operators: Sequence[Operator],
         *,
         label: str,
-        reporter: Reporter | None = None,
+        coordinator: Coordinator | None = None,
     ) -> Generator[pa.Table, None, None]:
         """See `Executor.map`. Connects to Ray at once, so that progress is shown only once there is some."""
-        assert reporter is None or isinstance(reporter, RayReporter)
         connect()
         warn_of_unused_cluster_gpus(self.runtime)
-        return self._map(blocks, operators, label, reporter)
+        return self._map(blocks, operators, label, coordinator)
 
     def _map(
-        self, blocks: Sequence[pa.Table], operators: Sequence[Operator], label: str, reporter: RayReporter | None
+        self, blocks: Sequence[pa.Table], operators: Sequence[Operator], label: str, coordinator: Coordinator | None
     ) -> Generator[pa.Table, None, None]:
         with self._session() as mailbox:
             cpus, gpus = _smallest_pools(operators)
             require_resources(label, cpus=cpus, gpus=gpus)
-            dataset = build_dataset(blocks, operators, mailbox, reporter)
+            dataset = build_dataset(blocks, operators, mailbox, coordinator)
             yield from dataset.iter_batches(batch_size=None, batch_format="pyarrow")
 
     @contextmanager
@@ -81,12 +80,11 @@ class RayExecutor:
             with start_actors(create, pool, mailbox) as call_all:
                 yield call_all
 
-    def train(self, job: TrainingJob, stream: Stream, reporter: Reporter) -> TrainingOutcome:
+    def train(self, job: TrainingJob, stream: Stream, coordinator: Coordinator) -> TrainingOutcome:
         """See `Executor.train`."""
-        assert isinstance(reporter, RayReporter)
         with self._session() as mailbox:
             _require_resources_to_train(job.runtime.trainers, stream)
-            return fit(job, stream, mailbox, reporter)
+            return fit(job, stream, mailbox, coordinator)
 
 
 def _require_resources_to_train(trainers: TrainersSection, stream: Stream) -> None:

@@ -48,7 +48,7 @@ def ray_session() -> Iterator[None]:
 
 
 def set_data_context() -> None:
-    """Ray Data's settings for every dataset that this process makes."""
+    """Set Ray Data's settings for every dataset that this process makes."""
     context = DataContext.get_current()
     context.enable_progress_bars = False
     # A long evaluation, waiting for nodes and a slow trainer are not failures; deadlines are set for the cluster's job.

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import ray
 import ray.train
 import ray.train.torch
 import torch
@@ -29,21 +28,19 @@ from pos2distill.store.retry import retry_while_unreachable
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.job import TrainingJob, TrainingOutcome
 
-from ..protocol import Stream
+from ..protocol import Coordinator, Stream
 from .data import open_stream
 from .errors import find_user_error
 from .messages import DriverMailbox
 from .preemption import PreemptionNotice
-from .progress_reporter import RayReporter
 from .session import stream_options, trainer_arguments
 from .states import arrow_filesystem, remove_unlisted_states
 
 _STREAM = "samples"  # the stream's name among the data sets of Ray Train
 _POLL_SECONDS = 0.5
-_REPORTER_SECONDS = 0.1  # a call takes milliseconds, and a reporter that does not answer must not delay the steps
 
 
-def fit(job: TrainingJob, stream: Stream, mailbox: DriverMailbox, reporter: RayReporter) -> TrainingOutcome:
+def fit(job: TrainingJob, stream: Stream, mailbox: DriverMailbox, coordinator: Coordinator) -> TrainingOutcome:
     """Train on workers of Ray Train, which restarts them from the last checkpoint when one is lost.
 
     Raises:
@@ -54,7 +51,7 @@ def fit(job: TrainingJob, stream: Stream, mailbox: DriverMailbox, reporter: RayR
     remove_unlisted_states(job.checkpoint)
     trainer = TorchTrainer(
         train_function,
-        train_loop_config={"job": job, "reporter": reporter, "mailbox": mailbox},
+        train_loop_config={"job": job, "coordinator": coordinator, "mailbox": mailbox},
         torch_config=TorchConfig(backend="nccl" if trainers.gpus else "gloo"),
         scaling_config=ScalingConfig(**trainer_arguments(trainers)),
         # Ray Train 2.60 resumes from the last checkpoint of a run with the same name and storage path.
@@ -67,7 +64,7 @@ def fit(job: TrainingJob, stream: Stream, mailbox: DriverMailbox, reporter: RayR
             callbacks=[PreemptionNotice()],
         ),
         # Ray Train calls it whenever workers start, so that restarted workers get what is missing by then.
-        datasets={_STREAM: functools.partial(open_stream, stream, mailbox, reporter)},
+        datasets={_STREAM: functools.partial(open_stream, stream, mailbox, coordinator)},
         dataset_config=DataConfig(
             enable_shard_locality=False,  # samplers and trainers share no node
             execution_options=stream_options(preserve_order=stream.preserve_order),
@@ -84,26 +81,26 @@ def fit(job: TrainingJob, stream: Stream, mailbox: DriverMailbox, reporter: RayR
 def train_function(config: dict[str, Any]) -> dict[str, Any]:
     """What Ray Train runs on each worker. An error that a restart would not fix is returned as `fatal`.
 
-    Such an error may be one worker's alone, while the others wait for it. Then it is reported to the reporter and
+    Such an error may be one worker's alone, while the others wait for it. Then it is reported to the coordinator and
     raised: Ray Train restarts all workers, and all of them return the reported error.
     """
     # Here, since Ray Train's controller loads this module too, and needs no transformers.
     from pos2distill.training.worker import run_worker
 
     job: TrainingJob = config["job"]
-    reporter: RayReporter = config["reporter"]
-    fatal = reporter.fatal_error()
+    coordinator: Coordinator = config["coordinator"]
+    fatal = coordinator.fatal_error()
     if fatal is not None:
         return {"fatal": fatal}
     try:
-        outcome = run_worker(job, RaySession(job, reporter, config["mailbox"]))
+        outcome = run_worker(job, RaySession(job, coordinator, config["mailbox"]))
     except Exception as error:
         cause = find_user_error(error)
         if cause is not None:
             # No other worker waits for this one, so it can return instead of causing a restart.
             if ray.train.get_context().get_world_size() == 1:
                 return {"fatal": cause}
-            reporter.report_fatal(cause)
+            coordinator.report_fatal(cause)
         raise
     return asdict(outcome)
 
@@ -111,7 +108,7 @@ def train_function(config: dict[str, Any]) -> dict[str, Any]:
 class RaySession:
     """The rank, the device, the sample stream, and the checkpoint I/O of a Ray Train worker."""
 
-    def __init__(self, job: TrainingJob, reporter: RayReporter, mailbox: DriverMailbox) -> None:
+    def __init__(self, job: TrainingJob, coordinator: Coordinator, mailbox: DriverMailbox) -> None:
 
         context = ray.train.get_context()
         world_size = context.get_world_size()
@@ -120,12 +117,11 @@ class RaySession:
         self.dist = DistContext.create(context.get_world_rank(), world_size, str(self.device))
         self.local_rank = context.get_local_rank()
         self.node_rank = context.get_node_rank()
-        self.reporter = reporter
+        self.coordinator = coordinator
         self.mailbox = mailbox
         self.is_local = job.checkpoint.is_local
         # Rounded up, so that one poll of all workers together can fill a global batch.
         self.rows_per_poll = math.ceil(job.study.samples_per_batch / world_size)
-        self.stop_result: Any = None  # the pending call of `call_stop_requested`, if any
 
     def open_stream(self) -> "ShardReader":
         """See `WorkerSession.open_stream`."""
@@ -171,15 +167,7 @@ class RaySession:
 
     def stop_requested(self) -> bool:
         """See `WorkerSession.stop_requested`."""
-        # Called now, since the result of a call before this micro-batch would be as old as the micro-batch.
-        if self.stop_result is None:
-            self.stop_result = self.reporter.call_stop_requested()
-        ready, _ = ray.wait([self.stop_result], timeout=_REPORTER_SECONDS)
-        if not ready:
-            return False
-        stop: bool = ray.get(self.stop_result)
-        self.stop_result = None
-        return stop
+        return self.coordinator.stop_requested()
 
     def is_preempted(self) -> bool:
         """See `WorkerSession.is_preempted`.
@@ -195,7 +183,7 @@ class RaySession:
 
     def count_step(self, samples: int, steps: int, loss: float) -> None:
         """See `WorkerSession.count_step`."""
-        self.reporter.count_step(samples, steps, loss)
+        self.coordinator.count_step(samples, steps, loss)
 
 
 class ShardReader:

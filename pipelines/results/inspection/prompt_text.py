@@ -21,7 +21,7 @@ class PromptText:
             self.builder = MessageBuilder(study.data.wording, max_length=None, reserve=0)
             return
         # Imported where needed: transformers takes seconds to import.
-        from pos2distill.models.prompts import load_prompt_builder
+        from pos2distill.models.load import load_prompt_builder
 
         self.builder = load_prompt_builder(study, reserve=0)
 

@@ -29,14 +29,13 @@ class QuestionFilter:
     example: an id, or text in the id or the question. position: that of the gold documents, such as `3` or `1>5`.
     documents: how many the prompt has.
     outcome: for answers right, wrong, gained, lost, flipped (gained or lost), cut or refused; for samples kept, wrong,
-    empty, failed or cut. limit: how many at most; None: all.
+    empty, failed or cut.
     """
 
     example: str | None = None
     position: str | None = None
     outcome: str | None = None
     documents: int | None = None
-    limit: int | None = 5
 
     def accepts(self, row: Row) -> bool:
         """Whether a question is shown."""
@@ -82,16 +81,12 @@ def iter_questions(
     else:
         questions = answer_rows(artifact, study)
     prompt_text = PromptText(study) if prompts else None
-    shown = 0
     positions: dict[int, set[str]] = {}
     for question in questions:
-        if shown == question_filter.limit:
-            return
         values = question.values
         positions.setdefault(values["documents"], set()).add(values["position"])
         if not question_filter.accepts(values):
             continue
-        shown += 1
         row = dict(values)
         if question.read_entropy is not None:
             row["entropy"] = question.read_entropy()

@@ -48,7 +48,7 @@ class HfEngine:
         self.path = model.path
         if inference.method == "ms_poe" and model.attention == "auto":
             # flash-attn's kernel in transformers 5.19 looks itself up by the name of the implementation, which changes.
-            model = model.model_copy(update={"attention": "sdpa"})
+            model = model.replace(attention="sdpa")
         self.model: Any = load_model(model, device=device)
         self.ms_poe = None
         if inference.method == "ms_poe":

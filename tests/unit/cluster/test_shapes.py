@@ -14,7 +14,7 @@ from cluster.spec import RAY, load_cluster
 from cluster.spec_warnings import spec_warnings
 from cluster.types import KubeManifest
 from cluster.validate import check
-from pipelines.executors.ray.progress_reporter import _GAUGES
+from pipelines.executors.ray.coordinator import _GAUGES
 from pos2distill.errors import UserError
 
 ROOT = Path(__file__).parents[3]

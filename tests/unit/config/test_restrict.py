@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pos2distill.config import DataSection, MethodSection, ModelSection, Study, fingerprint, restrict
-from pos2distill.config.restrict import RestrictedStudy, replace_section
+from pos2distill.config.restrict import RestrictedStudy
 
 ONE: dict[str, Any] = {
     "model": {"path": "a", "dtype": "float32"},
@@ -79,19 +79,26 @@ def test_restrict_rejects_unknown_names(name: str) -> None:
         restrict(Study.model_validate(ONE), [name])
 
 
-def test_replace_section_validates_a_whole_study() -> None:
+def test_replace_validates_a_whole_study() -> None:
     study = Study.model_validate(ONE)
-    replaced = replace_section(study, method=MethodSection(name="r1", advantageous_slot=9))
+    replaced = study.replace(method=MethodSection(name="r1", advantageous_slot=9))
     assert type(replaced) is Study
     assert replaced.fixed_advantageous_slots(1) == (9,)
     assert (replaced.model, replaced.data, replaced.evaluation) == (study.model, study.data, study.evaluation)
     with pytest.raises(ValidationError, match=r"method.advantageous_slot: 10 is not one of the slots 0 to 9"):
-        replace_section(study, method=MethodSection(name="r1", advantageous_slot=10))
+        study.replace(method=MethodSection(name="r1", advantageous_slot=10))
 
 
-def test_replace_section_keeps_a_restricted_study_restricted() -> None:
+def test_replace_keeps_a_restricted_study_restricted() -> None:
     """The constants of the other settings may contradict the kept ones, here the default of 20 documents."""
     study = restrict(Study.model_validate(ONE), ["seed"])
-    replaced = replace_section(study, method=MethodSection(advantageous_slot=99))
+    replaced = study.replace(method=MethodSection(advantageous_slot=99))
     assert type(replaced) is RestrictedStudy
     assert (replaced.method.advantageous_slot, replaced.seed) == (99, 1)
+
+
+def test_replace_validates_a_section() -> None:
+    section = MethodSection(name="r1", k=3)
+    assert section.replace(advantageous_slot=(0, 1)) == MethodSection(name="r1", k=3, advantageous_slot=(0, 1))
+    with pytest.raises(ValidationError, match=r"^1 validation error"):
+        section.replace(k=-1)

@@ -10,7 +10,7 @@ import pytest
 
 from pipelines.cli import command_line
 from pipelines.plan import make_plan
-from pipelines.progress import StageProgress, show_stage
+from pipelines.progress_bar import StageProgress, show_stage
 from pipelines.stages import analyze
 from pos2distill.config.load import load_recipe
 from pos2distill.errors import ExitCode

@@ -20,7 +20,7 @@ import pytest
 import pos2distill
 from pipelines import stage_runner
 from pipelines.api_input import Questions, questions_file, to_overrides, to_plain_value, to_recipe
-from pipelines.progress_reporter import ProgressReporter
+from pipelines.run_coordinator import RunCoordinator
 from pos2distill.config import Recipe
 from pos2distill.config.yaml_reader import parse_value
 from pos2distill.errors import TransientError, UserError
@@ -76,7 +76,7 @@ def test_distill_ends_with_an_error_if_the_lease_is_lost(
     """As where a storage does not answer. The process, here that of the tests, continues."""
     pos2distill.sample(recipe_file, LOCAL)
     mark = tmp_path / "storage" / "driver.json"
-    report_fatal = ProgressReporter.report_fatal
+    report_fatal = RunCoordinator.report_fatal
     reported = threading.Event()
     closed: list[StepLog] = []
 
@@ -84,8 +84,8 @@ def test_distill_ends_with_an_error_if_the_lease_is_lost(
         mark.write_text("{}")  # the mark of another driver
         assert reported.wait(120)
 
-    def report(reporter: ProgressReporter, error: TransientError) -> None:
-        report_fatal(reporter, error)
+    def report(coordinator: RunCoordinator, error: TransientError) -> None:
+        report_fatal(coordinator, error)
         reported.set()
 
     def close(log: StepLog) -> None:
@@ -93,8 +93,8 @@ def test_distill_ends_with_an_error_if_the_lease_is_lost(
 
     with monkeypatch.context() as patch:
         patch.setattr(stage_runner, "hold_lease", functools.partial(hold_lease, period=0.2))
-        patch.setattr(ProgressReporter, "count_step", lose_lease)
-        patch.setattr(ProgressReporter, "report_fatal", report)
+        patch.setattr(RunCoordinator, "count_step", lose_lease)
+        patch.setattr(RunCoordinator, "report_fatal", report)
         patch.setattr(StepLog, "close", close)
         with pytest.raises(TransientError, match=r"storage: another run took over .+; run the same command again to"):
             pos2distill.distill(recipe_file, LOCAL)

@@ -25,7 +25,7 @@ class Numbers:
         yield SimpleNamespace(report_fatal=self.reported.append)
 
     def map(
-        self, blocks: Sequence[int], operators: object, *, label: str, reporter: object = None
+        self, blocks: Sequence[int], operators: object, *, label: str, coordinator: object = None
     ) -> Generator[int, None, None]:
         try:
             yield from blocks
@@ -36,7 +36,7 @@ class Numbers:
     def actors(self, create: object, pool: object, *, label: str) -> Iterator[Callable[[Sequence[int]], Iterator[int]]]:
         yield iter
 
-    def train(self, job: Lease, stream: object, reporter: object) -> bool:
+    def train(self, job: Lease, stream: object, coordinator: object) -> bool:
         return job._work.locked()
 
 
@@ -82,7 +82,7 @@ def test_leased_executor_does_not_end_as_finished_after_the_loss(executor: Any, 
         executor.train(lease, None, None)
 
 
-def test_leased_executor_reports_the_loss_to_the_reporter(executor: Any, lease: Lease) -> None:
+def test_leased_executor_reports_the_loss_to_the_coordinator(executor: Any, lease: Lease) -> None:
     with executor.report_progress(None):
         lease.mark_lost("lost")
     (error,) = executor.executor.reported

@@ -9,10 +9,10 @@ import pytest
 from pipelines.executors import build_executor
 from pipelines.plan import make_plan, make_plans
 from pipelines.provenance import Provenance
-from pipelines.stages.prepare import training_ids
+from pipelines.stages.prepare import prefix_task_errors, training_ids
 from pipelines.stages.stage import Digests, RunContext
 from pos2distill.config import Recipe
-from pos2distill.errors import UserError
+from pos2distill.errors import MachineError, TransientError, UserError
 from pos2distill.records import example_from_row
 from pos2distill.tasks.datasets import load_split
 
@@ -372,6 +372,17 @@ def test_make_plan_rejects_other_tasks_that_cannot_be_reordered(
 ) -> None:
     with pytest.raises(UserError, match=re.escape(f"evaluation.also_evaluate: {message}")):
         make_plan(with_other_task({"method": "reorder"}, other))
+
+
+@pytest.mark.parametrize("kind", [UserError, TransientError, MachineError])
+def test_prefix_task_errors_keeps_the_type(kind: type[UserError]) -> None:
+    """By its type, a job on a cluster waits and tries again, or ends for good."""
+    message = r"^evaluation\.also_evaluate: other: s3://b/x: cannot be used$"
+    with pytest.raises(UserError, match=message) as caught, prefix_task_errors("other"):
+        raise kind("s3://b/x: cannot be used")
+    assert type(caught.value) is kind
+    with pytest.raises(kind, match=r"^of the study$"), prefix_task_errors(None):
+        raise kind("of the study")
 
 
 @pytest.mark.parametrize("api", ["chat", "completions"])

@@ -127,14 +127,14 @@ def test_an_error_of_a_worker_keeps_its_kind(kind: type[UserError], monkeypatch:
     """A job on a cluster is tried again after some of them alone."""
     error = kind("the cause")
     reported: list[UserError] = []
-    reporter = SimpleNamespace(fatal_error=lambda: reported[0] if reported else None, report_fatal=reported.append)
+    coordinator = SimpleNamespace(fatal_error=lambda: reported[0] if reported else None, report_fatal=reported.append)
 
     def fail(*_: object) -> None:
         raise RuntimeError("wrapped") from error
 
     def train(workers: int) -> Any:
         monkeypatch.setattr(ray.train, "get_context", lambda: SimpleNamespace(get_world_size=lambda: workers))
-        return train_function({"job": None, "reporter": reporter, "mailbox": None})
+        return train_function({"job": None, "coordinator": coordinator, "mailbox": None})
 
     monkeypatch.setattr("pipelines.executors.ray.train.RaySession", lambda *_: None)
     monkeypatch.setattr("pos2distill.training.worker.run_worker", fail)

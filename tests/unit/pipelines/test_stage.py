@@ -36,7 +36,7 @@ def test_record_stopped_writes_nothing_after_the_lease_is_lost(stage: Any, conte
 
 def test_record_stopped_hides_no_other_error(stage: Any, context: Any) -> None:
     def fail() -> dict[str, float]:
-        raise OSError("the reporter is gone")
+        raise OSError("the coordinator is gone")
 
     record_stopped(stage, context, fail)
     assert stage.artifact.fs.ls(stage.artifact.path) == []

@@ -9,8 +9,7 @@ import pytest
 from pipelines.cli.command_line import main
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
-from pos2distill.models.load import load_tokenizer
-from pos2distill.models.prompts import load_prompt_builder
+from pos2distill.models.load import load_prompt_builder, load_tokenizer
 from pos2distill.records import Example, example_from_row
 from pos2distill.tasks.permutations import arrange
 from pos2distill.tasks.prompts import PromptBuilder

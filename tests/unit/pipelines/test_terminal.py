@@ -1,6 +1,7 @@
 import io
 import json
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -119,7 +120,6 @@ def recipe_path(make_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch:
     """Of a study whose stages print a line and make nothing."""
     make_recipe()
     replace_command(monkeypatch, "sample", lambda *_: print("a line for people"))
-    monkeypatch.delenv("POS2DISTILL_QUIET", raising=False)
     return str(tmp_path / "recipe.yaml")
 
 
@@ -135,7 +135,7 @@ def test_json_is_all_that_is_on_stdout(recipe_path: str, capsys: pytest.CaptureF
 def test_quiet_prints_nothing(
     recipe_path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("POS2DISTILL_QUIET", "0")  # restored after the test
+    monkeypatch.setattr("pipelines.progress_bar._quiet", threading.Event())  # restored after the test
     assert command_line.main(["sample", recipe_path, "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
 

@@ -21,7 +21,12 @@ from pos2distill.records import EXAMPLE_SCHEMA, RESPONSE_SCHEMA, Tokens, example
 from pos2distill.sampling.engines.protocol import Completion, EngineDied, Failure, GenerationResult, SamplingParams
 from pos2distill.sampling.generate import GenerationOperator, require_responses
 from pos2distill.sampling.operators import fetch_examples, store_samples, to_predictions
-from pos2distill.sampling.prompting import PromptSpec, build_prompts, prompt_builder, replace_with_teacher_prompts
+from pos2distill.sampling.prompting import (
+    PromptSpec,
+    build_prompts,
+    cached_prompt_builder,
+    replace_with_teacher_prompts,
+)
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.datasets import load_split
@@ -343,21 +348,21 @@ def test_prompt_builder_is_created_again_only_for_changed_files(
 ) -> None:
     folder = shutil.copytree(tiny_model_path, tmp_path / "model")
     study = make_recipe(model={"path": str(folder)}).study
-    builder = prompt_builder(study, 8)
+    builder = cached_prompt_builder(study, 8)
     (folder / "README.md").write_text("a note")
-    assert prompt_builder(study, 8) is builder
+    assert cached_prompt_builder(study, 8) is builder
     assert isinstance(builder, PromptBuilder)
     assert builder.chat_frame() == ("<s><|user|>", "<|end|><|assistant|>")
     template = folder / "chat_template.jinja"
     template.write_text(template.read_text().replace("<|end|>", "[|end|]"))  # as long as before
-    changed = prompt_builder(study, 8)
+    changed = cached_prompt_builder(study, 8)
     assert isinstance(changed, PromptBuilder)
     assert changed.chat_frame() == ("<s><|user|>", "[|end|]<|assistant|>")
 
 
 INTERRUPTED = """
 import _thread, sys, threading, time
-from pos2distill.sampling.prompting import prompt_builder
+from pos2distill.sampling.prompting import cached_prompt_builder
 from pos2distill.config.load import load_recipe
 
 def interrupt():
@@ -368,10 +373,10 @@ def interrupt():
 study = load_recipe(sys.argv[1]).study
 threading.Thread(target=interrupt).start()
 try:
-    prompt_builder(study, 8)
+    cached_prompt_builder(study, 8)
 except KeyboardInterrupt:
     print("interrupted")
-print(prompt_builder(study, 8).reserve)
+print(cached_prompt_builder(study, 8).reserve)
 """
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from pos2distill.config import ModelSection, Recipe, TemplateSection
 from pos2distill.errors import UserError
-from pos2distill.models.load import load_tokenizer
+from pos2distill.models.load import load_prompt_builder, load_tokenizer
 from pos2distill.records import Document, Example
 from pos2distill.tasks.prompts import AFTER, BEFORE, MessageBuilder, PromptBuilder, PromptTooLong, joined_text
 from tests.support.tiny import CHAT_TEMPLATE
@@ -186,20 +186,20 @@ def test_prompt_builder_writes_the_same_date_every_day(make_recipe: Callable[...
         "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
         "Today Date: {{ date_string }}\n" + CHAT_TEMPLATE
     )
-    for kwargs, date in (({}, "26 Jul 2024"), ({"date_string": "1 Jan 2026"}, "1 Jan 2026")):
-        study = make_recipe(model={"chat_template_kwargs": kwargs}).study
-        tokenizer = load_tokenizer(study.model)
+    variables: dict[str, str]
+    for variables, date in (({}, "26 Jul 2024"), ({"date_string": "1 Jan 2026"}, "1 Jan 2026")):
+        tokenizer = load_tokenizer(make_recipe().study.model)
         tokenizer.chat_template = dated
-        build = PromptBuilder.of_study(study, tokenizer, max_length=500, reserve=8)
+        build = PromptBuilder(tokenizer, "plain", max_length=500, reserve=8, chat_template_kwargs=variables)
         assert build.chat_frame()[0].startswith(f"Today Date: {date}\n")
 
 
 def test_prompt_builder_passes_variables_to_the_chat_template(make_recipe: Callable[..., Recipe]) -> None:
     """As those of Qwen3 that switch thinking off."""
     study = make_recipe(model={"chat_template_kwargs": {"enable_thinking": False}}).study
-    tokenizer = load_tokenizer(study.model)
+    builder = load_prompt_builder(study, reserve=8)
+    tokenizer = builder.tokenizer
     tokenizer.chat_template = CHAT_TEMPLATE + "{% if enable_thinking is false %}<think></think>{% endif %}"
-    builder = PromptBuilder.of_study(study, tokenizer, max_length=4096, reserve=8)
     assert render(builder, 0).endswith("<|end|><|assistant|><think></think>")
     ids, _ = builder.locate(EXAMPLE, 3, (0,))
     assert str(tokenizer.decode(ids)) == render(builder, 0)

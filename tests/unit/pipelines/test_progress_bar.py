@@ -4,16 +4,17 @@ import io
 import json
 import re
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pipelines import progress
+from pipelines import progress_bar
 from pipelines.jobs import follow
-from pipelines.progress import RateEstimator, StageProgress, show_progress, show_stage
-from pipelines.progress_reporter import ProgressReporter
+from pipelines.progress_bar import RateEstimator, StageProgress, show_progress, show_stage
+from pipelines.run_coordinator import RunCoordinator
 from pipelines.stages import distill
 from pos2distill.store.artifacts import Artifact
 from tests.support.progress_spec import make_spec
@@ -28,7 +29,7 @@ class Scripted:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], None]) -> None:
         self.steps = list(steps)
         self.now = 100.0
-        monkeypatch.setattr("pipelines.progress.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("pipelines.progress_bar.time.monotonic", lambda: self.now)
 
     def wait(self, seconds: float) -> bool:
         """As of `threading.Event`."""
@@ -40,10 +41,9 @@ class Scripted:
 @pytest.fixture
 def every_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refresh every second, and a line at each."""
-    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
-    monkeypatch.setattr(progress, "UNCHANGED_LINE_SECONDS", 0.0)
-    monkeypatch.setattr(progress, "REFRESH_SECONDS", 1.0)
-    monkeypatch.delenv("POS2DISTILL_QUIET", raising=False)
+    monkeypatch.setattr(progress_bar, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(progress_bar, "UNCHANGED_LINE_SECONDS", 0.0)
+    monkeypatch.setattr(progress_bar, "REFRESH_SECONDS", 1.0)
 
 
 def nothing() -> None:
@@ -103,18 +103,18 @@ def test_rate_of_a_stage_whose_results_do_not_count() -> None:
 
 
 @pytest.mark.usefixtures("every_second")
-@pytest.mark.parametrize("show", [progress.show_lines, progress.show_bar])
+@pytest.mark.parametrize("show", [progress_bar.show_lines, progress_bar.show_bar])
 def test_progress_hints_at_what_is_waited_for(
     show: Callable[[object, object], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where nothing begins."""
     terminal = io.StringIO()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(progress, "STALLED_SECONDS", 2.0)
+    monkeypatch.setattr(progress_bar, "STALLED_SECONDS", 2.0)
     script = Scripted(monkeypatch)
-    reporter = ProgressReporter(make_spec(total=6))
-    script.steps = [nothing, nothing, nothing, lambda: reporter.count_step(2, 1, 0.5), *[nothing] * 4]
-    show(progress.progress_counter(reporter.spec, reporter.read, "look there"), script)
+    coordinator = RunCoordinator(make_spec(total=6))
+    script.steps = [nothing, nothing, nothing, lambda: coordinator.count_step(2, 1, 0.5), *[nothing] * 4]
+    show(progress_bar.progress_counter(coordinator.spec, coordinator.read, "look there"), script)
     drawn = [line for line in re.split(r"[\r\n]", terminal.getvalue()) if "samples" in line and "; " in line]
     hinted = ["look there" in line for line in drawn[:8]]
     assert hinted == [False, False, True, False, False, False, True, True]
@@ -136,17 +136,17 @@ def test_resumed_run_says_at_which_step(tmp_path: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.usefixtures("every_second")
 def test_lines_of_training(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    reporter = ProgressReporter(make_spec(total=6, stored={"kept": 3}))
+    coordinator = RunCoordinator(make_spec(total=6, stored={"kept": 3}))
     script = Scripted(
         monkeypatch,
         nothing,
-        lambda: reporter.heartbeat("samplers", "a"),
-        lambda: reporter.count_step(2, 1, 0.5),
+        lambda: coordinator.heartbeat("samplers", "a"),
+        lambda: coordinator.count_step(2, 1, 0.5),
         nothing,
-        lambda: reporter.count_step(4, 2, 0.5),
-        lambda: reporter.count_step(6, 3, 0.5),
+        lambda: coordinator.count_step(4, 2, 0.5),
+        lambda: coordinator.count_step(6, 3, 0.5),
     )
-    progress.show_lines(progress.progress_counter(reporter.spec, reporter.read), script)
+    progress_bar.show_lines(progress_bar.progress_counter(coordinator.spec, coordinator.read), script)
     trained, rest = "samples trained on (all epochs)", "sampled 3, kept 3"
     assert capsys.readouterr().err.splitlines() == [
         f"distill: 0 of 6 {trained}; starting processes and loading models, 1 s so far; {rest}",
@@ -160,17 +160,16 @@ def test_lines_of_training(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
 def test_unchanged_line_keeps_the_log_of_a_job_open() -> None:
     """A connection without lines for longer is taken for a dead one."""
-    assert progress.UNCHANGED_LINE_SECONDS + progress.REFRESH_SECONDS < follow._QUIET_SECONDS / 1.5
+    assert progress_bar.UNCHANGED_LINE_SECONDS + progress_bar.REFRESH_SECONDS < follow._QUIET_SECONDS / 1.5
 
 
 def test_unchanged_line_is_repeated_every_half_minute(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "REFRESH_SECONDS", 11.0)
-    monkeypatch.delenv("POS2DISTILL_QUIET", raising=False)
+    monkeypatch.setattr(progress_bar, "REFRESH_SECONDS", 11.0)
     stage = StageProgress(done=0)
-    counted = progress.Counted("evaluate base", 6, 0, "prompts", stage.figures)
-    progress.show_lines(counted, Scripted(monkeypatch, *[nothing] * 5, lambda: stage.update(1), nothing))
+    display = progress_bar.ProgressDisplay("evaluate base", 6, 0, "prompts", stage.figures)
+    progress_bar.show_lines(display, Scripted(monkeypatch, *[nothing] * 5, lambda: stage.update(1), nothing))
     waiting = "evaluate base: 0 of 6 prompts; loading models, then the first batch"
     assert capsys.readouterr().err.splitlines() == [
         f"{waiting}, 11 s so far",
@@ -184,10 +183,10 @@ def test_bar_of_a_resumed_run_begins_where_the_run_before_ended(monkeypatch: pyt
     """It is drawn at every refresh, also while there is no result."""
     terminal = io.StringIO()
     monkeypatch.setattr(sys, "stderr", terminal)
-    reporter = ProgressReporter(replace(make_spec(total=90), trained=45))
-    steps = [lambda count=count: reporter.count_step(count, count // 3, 0.5) for count in (48, 48, 51, 51)]
+    coordinator = RunCoordinator(replace(make_spec(total=90), trained=45))
+    steps = [lambda count=count: coordinator.count_step(count, count // 3, 0.5) for count in (48, 48, 51, 51)]
     script = Scripted(monkeypatch, nothing, *steps)
-    progress.show_bar(progress.progress_counter(reporter.spec, reporter.read), script)
+    progress_bar.show_bar(progress_bar.progress_counter(coordinator.spec, coordinator.read), script)
     drawn = [line for line in terminal.getvalue().split("\r") if ", " in line]
     states = [
         re.sub(r".*\| (\d+/90 samples) trained on \(all epochs\) \[[\d:]+, (.*?)[;\]].*", r"\1, \2", line.strip())
@@ -205,10 +204,10 @@ def test_bar_of_a_resumed_run_begins_where_the_run_before_ended(monkeypatch: pyt
 def test_show_progress_shows_the_last_figures(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
-    reporter = ProgressReporter(make_spec(total=4))
-    with show_progress(reporter.spec, reporter.read):
-        reporter.count_step(4, 2, 0.4)
+    monkeypatch.setattr(progress_bar, "LINE_SECONDS", 0.0)
+    coordinator = RunCoordinator(make_spec(total=4))
+    with show_progress(coordinator.spec, coordinator.read):
+        coordinator.count_step(4, 2, 0.4)
     (*_, last) = capsys.readouterr().err.splitlines()
     assert last == "distill: 4 of 4 samples trained on (all epochs); sampled 0, kept 0, step 2, loss 0.4000"
 
@@ -216,9 +215,9 @@ def test_show_progress_shows_the_last_figures(
 @pytest.mark.usefixtures("every_second")
 def test_lines_of_a_stage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     stage = StageProgress(done=1)
-    counted = progress.Counted("evaluate base", 6, 1, "prompts", stage.figures)
+    display = progress_bar.ProgressDisplay("evaluate base", 6, 1, "prompts", stage.figures)
     script = Scripted(monkeypatch, nothing, lambda: stage.update(2, "best 0.5"), lambda: stage.update(2, "best 0.5"))
-    progress.show_lines(counted, script)
+    progress_bar.show_lines(display, script)
     assert capsys.readouterr().err.splitlines() == [
         "evaluate base: 1 of 6 prompts; loading models, then the first batch, 1 s so far",
         "evaluate base: 3 of 6 prompts; time left unknown; best 0.5",
@@ -230,16 +229,17 @@ def test_show_stage_hints_at_what_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("LINE_SECONDS", "STALLED_SECONDS"):
-        monkeypatch.setattr(progress, name, -1.0)
+        monkeypatch.setattr(progress_bar, name, -1.0)
     with show_stage("evaluate base", 4, done=0, unit="prompt", hint="look there"):
         pass
     assert capsys.readouterr().err.endswith("0 s so far; look there\n")
 
 
 def test_show_stage_is_silent_if_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
-    for quiet, lines in (("0", 1), ("1", 0)):
-        monkeypatch.setenv("POS2DISTILL_QUIET", quiet)
+    monkeypatch.setattr(progress_bar, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(progress_bar, "_quiet", threading.Event())  # restored after the test
+    for lines in (1, 0):
         with show_stage("evaluate base", 4, done=0, unit="prompt", hint="") as stage:
             stage.update(4)
         assert len(capsys.readouterr().err.splitlines()) == lines
+        progress_bar.set_quiet()

@@ -11,11 +11,12 @@ from ray.util.metrics import Gauge
 
 from pos2distill.errors import UserError
 
-from ...progress import LINE_SECONDS, show_progress
-from ...progress_reporter import ProgressReporter, ProgressSpec, RunProgress
+from ...progress_bar import LINE_SECONDS, show_progress
+from ...run_coordinator import ProgressSpec, RunCoordinator, RunProgress
 from .session import driver_node
 
 _READ_SECONDS = 30.0
+_STOP_SECONDS = 0.1  # a call takes milliseconds, and a coordinator that does not answer must not delay the steps
 
 _GAUGES = {
     "samples_stored": "samples in the store, by outcome",
@@ -27,8 +28,8 @@ _GAUGES = {
 }
 
 
-class ProgressReporterActor(ProgressReporter):
-    """The reporter, which also publishes its figures as Ray metrics with the run's name."""
+class RunCoordinatorActor(RunCoordinator):
+    """The coordinator, which also publishes its figures as Ray metrics with the run's name."""
 
     def __init__(self, spec: ProgressSpec) -> None:
         super().__init__(spec)
@@ -39,7 +40,7 @@ class ProgressReporterActor(ProgressReporter):
             self.gauges[name] = Gauge(f"pos2distill_{name}", description=text, tag_keys=tags)
 
     def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], sample_ids: Sequence[str]) -> None:
-        """See `ProgressReporter.count_stored`."""
+        """See `RunCoordinator.count_stored`."""
         try:
             super().count_stored(outcomes, errors, sample_ids)
         finally:
@@ -48,14 +49,14 @@ class ProgressReporterActor(ProgressReporter):
                 self._set("samples_stored", count, outcome=outcome)
 
     def count_step(self, trained: int, steps: int, loss: float) -> None:
-        """See `ProgressReporter.count_step`."""
+        """See `RunCoordinator.count_step`."""
         super().count_step(trained, steps, loss)
         self._set("samples_trained", trained)
         self._set("steps", steps)
         self._set("loss", loss)
 
     def read(self) -> RunProgress:
-        """See `ProgressReporter.read`."""
+        """See `RunCoordinator.read`."""
         progress = super().read()
         # Set when read: an actor that stops is noticed by the passing of time, not by a report.
         for pool, count in progress.actors.items():
@@ -67,18 +68,22 @@ class ProgressReporterActor(ProgressReporter):
         self.gauges[name].set(value, tags={"run": self.spec.run, "outcome": "", "pool": "", **tags})
 
 
-@dataclass(frozen=True)
-class RayReporter:
-    """A handle of the reporter's actor. Can be pickled to any process of the cluster."""
+@dataclass
+class RayCoordinator:
+    """A handle of the coordinator's actor. Can be pickled to any process of the cluster.
+
+    stop_result: the pending call of `stop_requested`, if any.
+    """
 
     actor: ActorHandle
+    stop_result: Any = None
 
     def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], sample_ids: Sequence[str]) -> None:
-        """Count stored samples, and wait until they are counted: an error of the reporter ends the run."""
+        """Count stored samples, and wait until they are counted: an error of the coordinator ends the run."""
         ray.get(self.actor.count_stored.remote(outcomes, errors, sample_ids))
 
     def claim_needed(self, sample_ids: Sequence[str]) -> list[bool] | None:
-        """See `ProgressReporter.claim_needed`."""
+        """See `RunCoordinator.claim_needed`."""
         needed: list[bool] | None = ray.get(self.actor.claim_needed.remote(sample_ids))
         return needed
 
@@ -87,11 +92,11 @@ class RayReporter:
         self.actor.count_step.remote(trained, steps, loss)
 
     def count_seconds(self, pool: str, seconds: float) -> None:
-        """An actor of a pool has worked on a batch. Does not wait."""
+        """Count the time that an actor of a pool worked on a batch. Does not wait."""
         self.actor.count_seconds.remote(pool, seconds)
 
     def heartbeat(self, pool: str, actor: str) -> None:
-        """An actor of a pool has begun a batch. Does not wait."""
+        """Count an actor of a pool that has begun a batch. Does not wait."""
         self.actor.heartbeat.remote(pool, actor)
 
     def read(self) -> RunProgress:
@@ -104,12 +109,20 @@ class RayReporter:
         """Request that training saves its state and stops."""
         ray.get(self.actor.request_stop.remote())
 
-    def call_stop_requested(self) -> Any:
-        """A reference to whether a stop is requested, to be waited for later."""
-        return self.actor.stop_requested.remote()
+    def stop_requested(self) -> bool:
+        """See `Coordinator.stop_requested`."""
+        # Called now, since the result of a call before this micro-batch would be as old as the micro-batch.
+        if self.stop_result is None:
+            self.stop_result = self.actor.stop_requested.remote()
+        ready, _ = ray.wait([self.stop_result], timeout=_STOP_SECONDS)
+        if not ready:
+            return False
+        stop: bool = ray.get(self.stop_result)
+        self.stop_result = None
+        return stop
 
     def report_fatal(self, error: UserError) -> None:
-        """See `Reporter.report_fatal`."""
+        """See `Coordinator.report_fatal`."""
         ray.get(self.actor.report_fatal.remote(error))
 
     def fatal_error(self) -> UserError | None:
@@ -119,10 +132,10 @@ class RayReporter:
 
 
 @contextmanager
-def report_progress(spec: ProgressSpec, hint: str) -> Iterator[RayReporter]:
-    """Start the reporter's actor, and show its figures while the body runs, with a hint if nothing gets finished."""
+def report_progress(spec: ProgressSpec, hint: str) -> Iterator[RayCoordinator]:
+    """Start the coordinator's actor, and show its figures while the body runs, with a hint if nothing gets finished."""
     # On the driver's node: on a sampler's it would keep that node from ever being idle.
-    actor = ray.remote(num_cpus=0, scheduling_strategy=driver_node())(ProgressReporterActor).remote(spec)
+    actor = ray.remote(num_cpus=0, scheduling_strategy=driver_node())(RunCoordinatorActor).remote(spec)
 
     def read() -> RunProgress | None:
         try:
@@ -133,4 +146,4 @@ def report_progress(spec: ProgressSpec, hint: str) -> Iterator[RayReporter]:
         return progress
 
     with show_progress(spec, read, hint=hint):
-        yield RayReporter(actor)
+        yield RayCoordinator(actor)

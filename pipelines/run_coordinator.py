@@ -1,6 +1,6 @@
 """What a stage that samples or trains has done, which samples it still needs, and whether it is to stop.
 
-All processes of the stage report through one object, and the terminal shows its figures (`progress`).
+All processes of the stage report through one object, and the terminal shows its figures (`progress_bar`).
 """
 
 import time
@@ -75,7 +75,7 @@ class RunProgress:
         return ", ".join(parts)
 
 
-class ProgressReporter:
+class RunCoordinator:
     """Counts what operators and workers report, and carries the request to stop to the workers."""
 
     def __init__(self, spec: ProgressSpec) -> None:
@@ -131,11 +131,11 @@ class ProgressReporter:
         self.last_result = time.monotonic()
 
     def count_seconds(self, pool: str, seconds: float) -> None:
-        """An actor of a pool has worked on a batch."""
+        """Count the time that an actor of a pool worked on a batch."""
         self.progress.actor_seconds[pool] = self.progress.actor_seconds.get(pool, 0.0) + seconds
 
     def heartbeat(self, pool: str, actor: str) -> None:
-        """An actor of a pool has begun a batch."""
+        """Count an actor of a pool that has begun a batch."""
         self.last_seen.setdefault(pool, {})[actor] = time.monotonic()
 
     def read(self) -> RunProgress:

@@ -1,7 +1,6 @@
 """The progress of a stage on the terminal: a bar, or lines where there is none."""
 
 import math
-import os
 import sys
 import threading
 import time
@@ -12,7 +11,7 @@ from typing import Protocol
 
 from tqdm import tqdm
 
-from .progress_reporter import ProgressSpec, RunProgress
+from .run_coordinator import ProgressSpec, RunProgress
 
 REFRESH_SECONDS = 0.5
 # Without a terminal. Much longer than a refresh, because every line stays in the log.
@@ -26,7 +25,7 @@ _STALLED_TIMES = 5
 _STARTING = "starting processes and loading models"
 # Where results come by the batch, nothing tells when the first one begins.
 _UNTIL_FIRST_BATCH = "loading models, then the first batch"
-_QUIET = "POS2DISTILL_QUIET"
+_quiet = threading.Event()  # set by --quiet
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class RateEstimator:
         self.changes = 0  # number of changes after the first result
 
     def update(self, count: int, now: float, idle_seconds: float = math.inf) -> None:
-        """So much is finished at this time, in seconds. idle_seconds: as in `Figures`."""
+        """Record how much is finished at this time, in seconds. idle_seconds: as in `Figures`."""
         self.last_sign = max(self.last_sign, now - idle_seconds)
         if self.first_result is not None and count != self.count:
             self.changes += 1
@@ -107,11 +106,11 @@ def show_progress(spec: ProgressSpec, read: Callable[[], RunProgress | None], *,
     Args:
         read: the latest figures; None while they cannot be had. hint: shown where nothing gets finished for long.
     """
-    with _shown(progress_counter(spec, read, hint)):
+    with _display(progress_counter(spec, read, hint)):
         yield
 
 
-def progress_counter(spec: ProgressSpec, read: Callable[[], RunProgress | None], hint: str = "") -> "Counted":
+def progress_counter(spec: ProgressSpec, read: Callable[[], RunProgress | None], hint: str = "") -> "ProgressDisplay":
     """The count and the figures that are shown of a stage whose processes report their progress."""
     done = spec.stored.get("kept", 0) if spec.label == "sample" else spec.trained
 
@@ -125,7 +124,7 @@ def progress_counter(spec: ProgressSpec, read: Callable[[], RunProgress | None],
         return Figures(count, str(progress), waiting_for, progress.idle_seconds)
 
     units = "samples trained on (all epochs)" if spec.label == "distill" else "samples"
-    return Counted(spec.label, spec.total, done, units, figures, hint)
+    return ProgressDisplay(spec.label, spec.total, done, units, figures, hint)
 
 
 def _has_begun(spec: ProgressSpec, progress: RunProgress) -> bool:
@@ -160,22 +159,22 @@ def show_stage(label: str, total: int, *, done: int, unit: str, hint: str) -> It
         done: the count of an earlier run. unit: what is counted, in the singular. hint: as in `show_progress`.
     """
     stage = StageProgress(done)
-    with _shown(Counted(label, total, done, f"{unit}s", stage.figures, hint)):
+    with _display(ProgressDisplay(label, total, done, f"{unit}s", stage.figures, hint)):
         yield stage
 
 
 def set_quiet() -> None:
     """Show no progress from now on in this process (`--quiet`)."""
-    os.environ[_QUIET] = "1"
+    _quiet.set()
 
 
 def is_quiet() -> bool:
     """Whether no progress is shown."""
-    return os.environ.get(_QUIET) == "1"
+    return _quiet.is_set()
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class ProgressDisplay:
     """What is shown: a label, the total, what an earlier run has done of it, in which units, and the latest figures.
 
     hint: shown too where nothing gets finished for long.
@@ -190,11 +189,11 @@ class Counted:
 
 
 @contextmanager
-def _shown(counted: Counted) -> Iterator[None]:
+def _display(display: ProgressDisplay) -> Iterator[None]:
     """Show the figures while the body runs; on a terminal also those after it."""
     show = show_bar if sys.stderr.isatty() and not is_quiet() else show_lines
     finished = threading.Event()
-    thread = threading.Thread(target=show, args=(counted, finished), name="progress", daemon=True)
+    thread = threading.Thread(target=show, args=(display, finished), name="progress", daemon=True)
     thread.start()
     try:
         yield
@@ -210,27 +209,27 @@ class RefreshEvent(Protocol):
         """Whether it happened within the time."""
 
 
-def show_bar(counted: Counted, finished: RefreshEvent) -> None:
-    """A progress bar, drawn at every refresh until the body has finished."""
+def show_bar(display: ProgressDisplay, finished: RefreshEvent) -> None:
+    """Draw a progress bar at every refresh until the body has finished."""
     start = time.monotonic()
     # tqdm's own rate would take the time between two refreshes for that of a batch.
     bar_format = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit} [{elapsed}{postfix}]"
     with tqdm(
-        desc=counted.label, total=counted.total, initial=counted.done, unit=counted.units, bar_format=bar_format
+        desc=display.label, total=display.total, initial=display.done, unit=display.units, bar_format=bar_format
     ) as bar:
-        for figures, estimator in _refreshes(counted, finished):
+        for figures, estimator in _refreshes(display, finished):
             now = time.monotonic()
             bar.n = figures.count
             state = figures.waiting_for or estimator.describe(now)
-            hint = _hint(counted, figures, estimator, start, now)
-            bar.set_postfix_str(_joined(state, hint, figures.note))  # which draws the bar
+            hint = _hint(display, figures, estimator, start, now)
+            bar.set_postfix_str(_join_parts(state, hint, figures.note))  # which draws the bar
 
 
-def show_lines(counted: Counted, finished: RefreshEvent) -> None:
-    """A line every few seconds until the body has finished, less often while nothing changes."""
+def show_lines(display: ProgressDisplay, finished: RefreshEvent) -> None:
+    """Print a line every few seconds until the body has finished, less often while nothing changes."""
     start = last_line = time.monotonic()
     last_shown: tuple[int, str, str] | None = None
-    for figures, estimator in _refreshes(counted, finished):
+    for figures, estimator in _refreshes(display, finished):
         now = time.monotonic()
         shown = figures.count, figures.note, figures.waiting_for
         pause = UNCHANGED_LINE_SECONDS if shown == last_shown else LINE_SECONDS
@@ -240,28 +239,28 @@ def show_lines(counted: Counted, finished: RefreshEvent) -> None:
         state = estimator.describe(now)
         if figures.waiting_for:
             state = f"{figures.waiting_for}, {now - start:.0f} s so far"
-        finished_so_far = f"{counted.label}: {figures.count} of {counted.total} {counted.units}"
-        hint = _hint(counted, figures, estimator, start, now)
-        print(_joined(finished_so_far, state, hint, figures.note), file=sys.stderr)
+        finished_so_far = f"{display.label}: {figures.count} of {display.total} {display.units}"
+        hint = _hint(display, figures, estimator, start, now)
+        print(_join_parts(finished_so_far, state, hint, figures.note), file=sys.stderr)
 
 
-def _hint(counted: Counted, figures: Figures, estimator: RateEstimator, start: float, now: float) -> str:
+def _hint(display: ProgressDisplay, figures: Figures, estimator: RateEstimator, start: float, now: float) -> str:
     """Where to look if the stage does not begin, or nothing gets finished any more."""
     does_not_begin = bool(figures.waiting_for) and now - start > STALLED_SECONDS
-    return counted.hint if does_not_begin or estimator.is_stalled(now) else ""
+    return display.hint if does_not_begin or estimator.is_stalled(now) else ""
 
 
-def _joined(*parts: str) -> str:
+def _join_parts(*parts: str) -> str:
     return "; ".join(filter(None, parts))
 
 
-def _refreshes(counted: Counted, finished: RefreshEvent) -> Iterator[tuple[Figures, RateEstimator]]:
+def _refreshes(display: ProgressDisplay, finished: RefreshEvent) -> Iterator[tuple[Figures, RateEstimator]]:
     """The figures at every refresh, of which one comes after the end, so that the last figures are shown."""
-    estimator = RateEstimator(counted.total, counted.done)
+    estimator = RateEstimator(display.total, display.done)
     is_last = False
     while not is_last:
         is_last = finished.wait(REFRESH_SECONDS)
-        figures = counted.read()
+        figures = display.read()
         if figures is not None:
             estimator.update(figures.count, time.monotonic(), figures.idle_seconds)
             yield figures, estimator
