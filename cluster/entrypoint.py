@@ -10,7 +10,6 @@ from pathlib import Path, PurePosixPath
 from pos2distill.config import PoolSection, Recipe, TrainersSection
 from pos2distill.config.model import looks_like_hub_name
 from pos2distill.config.read import recipe_names
-from pos2distill.config.sweep import sweep_cells
 from pos2distill.errors import UserError, did_you_mean
 from pos2distill.node_pools import JOB_DASHBOARD_VARIABLE, TASK_CPUS, TRAINING
 
@@ -64,7 +63,7 @@ def _check_recipe(spec: ClusterSpec, job: JobCommand) -> None:
                 f"evaluation.also_evaluate: {name}: not in the image; copy it to pipelines/recipes/ and rebuild the "
                 f"image"
             )
-    for _, cell in sweep_cells(recipe):
+    for cell in job.cells:
         _check_command(cell, job.command)
         for field, path in _paths(cell, with_storage=job.storage is not None).items():
             _check_path(spec, cell, field, path)

@@ -7,6 +7,7 @@ from pos2distill.config import Recipe, Study
 from pos2distill.config.load import load_recipe
 from pos2distill.config.overrides import override_value
 from pos2distill.config.read import RECIPES, find_yaml
+from pos2distill.config.sweep import sweep_cells
 from pos2distill.errors import UserError
 from pos2distill.secrets import looks_secret
 
@@ -18,6 +19,7 @@ class JobCommand:
     """`run.py COMMAND RECIPE OVERRIDES FLAGS`, as a job runs it, and what `load_job` read of it.
 
     recipe: loaded, with the overrides applied. recipe_in_pod: its name in the image, or the path of the user's own.
+    cells: the recipe of each study of its sweep; the recipe alone if it has none.
     own_recipe: the user's own recipe, which a ConfigMap brings into the pod; None for a recipe of the image.
     storage: the storage that the overrides set in place of the spec's; None if they set none.
     """
@@ -27,6 +29,7 @@ class JobCommand:
     overrides: tuple[str, ...]
     flags: tuple[str, ...]
     recipe: Recipe
+    cells: tuple[Recipe, ...]
     own_recipe: RecipeFile | None
     storage: str | None
 
@@ -75,6 +78,7 @@ def load_job(
         overrides=tuple(overrides),
         flags=tuple(flags),
         recipe=recipe,
+        cells=tuple(cell for _, cell in sweep_cells(recipe)),
         own_recipe=own,
         storage=_overridden_storage(overrides),
     )

@@ -11,7 +11,6 @@ from typing import Any
 
 from pos2distill.config import Recipe, Study
 from pos2distill.config.base import WEIGHT_BYTES
-from pos2distill.config.sweep import sweep_cells
 from pos2distill.config.training import STATE_BYTES
 from pos2distill.errors import UserError
 
@@ -60,7 +59,7 @@ Disks = dict[str, dict[str, int]]
 """For each node group, bytes by what they hold."""
 
 
-def node_disks(spec: ClusterSpec, recipe: Recipe | None = None, storage: str | None = None) -> Disks:
+def node_disks(spec: ClusterSpec, job: JobCommand | None = None) -> Disks:
     """For each node group what its pods write besides `scratch`, by what it is.
 
     A training node downloads the model, and the whole last checkpoint when it resumes; later it has at most one
@@ -69,15 +68,15 @@ def node_disks(spec: ClusterSpec, recipe: Recipe | None = None, storage: str | N
     place.
 
     Args:
-        recipe: the recipe that the job runs; None: the cluster is for any study of `model_billions` parameters.
-        storage: the job's storage; default: the spec's.
+        job: what the job runs; None: the cluster is for any study of `model_billions` parameters.
     Raises:
         UserError: if the number of parameters is neither set nor known; if a pod needs more than `disk`.
     """
     disks: Disks = {name: {} for name in spec.groups}
+    storage = job.storage if job is not None else None
     remote = "://" in (storage or spec.storage.url)
-    if recipe is not None:
-        studies = [cell.study for _, cell in sweep_cells(recipe)]
+    if job is not None:
+        studies = [cell.study for cell in job.cells]
         for name in spec.groups:
             if name != "data":  # data tasks read config and tokenizer only
                 disks[name] = _largest([_of_study(spec, study, name, len(studies), remote) for study in studies])
@@ -99,7 +98,7 @@ def check_gpu_memory(spec: ClusterSpec, job: JobCommand) -> None:
     Raises:
         UserError: naming how many workers, or GPUs of an engine, suffice.
     """
-    for _, cell in sweep_cells(job.recipe):
+    for cell in job.cells:
         pools = job.pools(cell.study)
         if "trainers" in pools:
             _check_trainers(spec, cell)
@@ -122,12 +121,12 @@ def _check_trainers(spec: ClusterSpec, recipe: Recipe) -> None:
         )
 
 
-def tight_memory(spec: ClusterSpec, recipe: Recipe) -> Iterator[str]:
+def tight_memory(spec: ClusterSpec, job: JobCommand) -> Iterator[str]:
     """A line if the activations of training may not fit beside what `check_gpu_memory` requires."""
-    trainers, memory = recipe.runtime.trainers, _gpu_memory(spec.training.node)
+    trainers, memory = job.recipe.runtime.trainers, _gpu_memory(spec.training.node)
     if memory is None or not trainers.gpus:
         return
-    for _, cell in sweep_cells(recipe):
+    for cell in job.cells:
         study = cell.study
         activations = _boundary_bytes(spec, study, trainers.micro_batch_tokens)
         sharded = sharded_bytes(study, _parameters(spec, study.model.path))

@@ -13,6 +13,7 @@ from cluster.spec import load_cluster
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from pos2distill.config.read import RECIPES
+from pos2distill.errors import UserError
 from tests.support.paths import PROJECT
 
 
@@ -53,6 +54,18 @@ def test_load_job_has_the_storage_that_the_overrides_set(overrides: list[str]) -
 
 def test_load_job_has_no_storage_where_no_override_sets_it() -> None:
     assert load_job("quickstart", ["training.epochs=1", "runtime={executor: ray}"]).storage is None
+
+
+def test_load_job_has_the_recipe_of_each_study_of_its_sweep() -> None:
+    job = load_job("quickstart", ["sweep={seed: [3, 4]}"])
+    assert [cell.study.seed for cell in job.cells] == [3, 4]
+    alone = load_job("quickstart")
+    assert alone.cells == (alone.recipe,)
+
+
+def test_load_job_rejects_a_sweep_that_cannot_be_used() -> None:
+    with pytest.raises(UserError, match=r"^sweep: seed: expected at least one value$"):
+        load_job("quickstart", ["sweep={seed: []}"])
 
 
 @pytest.mark.parametrize(

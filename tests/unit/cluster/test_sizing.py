@@ -86,7 +86,7 @@ def test_spec_warnings_name_a_scratch_that_the_hidden_states_may_fill() -> None:
 
 
 def test_node_disks_of_a_bucket_hold_models_and_one_checkpoint() -> None:
-    disks = node_disks(load_cluster("gke"), load_recipe("nq_mistral_7b", [DATA]))
+    disks = node_disks(load_cluster("gke"), load_job("nq_mistral_7b", [DATA]))
     assert disks["training"] == {"model": 2 * P, "trained model": 2 * P, "checkpoint": 12 * P}
     assert disks["sampling"] == {"model": 2 * P, "trained model": 2 * P}
     assert disks["data"] == {}
@@ -94,9 +94,9 @@ def test_node_disks_of_a_bucket_hold_models_and_one_checkpoint() -> None:
 
 def test_node_disks_of_a_volume_hold_the_checkpoint_only() -> None:
     spec = load_cluster("onprem")
-    recipe = load_recipe("nq_qwen1_5_7b", ["model.path=/mnt/storage/models/Qwen1.5-7B-Chat"])
+    job = load_job("nq_qwen1_5_7b", ["model.path=/mnt/storage/models/Qwen1.5-7B-Chat"])
     parameters = KNOWN_PARAMETERS["Qwen1.5-7B-Chat"]
-    assert node_disks(spec, recipe) == {"sampling": {}, "training": {"checkpoint": 12 * parameters}}
+    assert node_disks(spec, job) == {"sampling": {}, "training": {"checkpoint": 12 * parameters}}
 
 
 def test_node_disks_reject_a_head_whose_scratch_is_larger_than_its_disk() -> None:
@@ -105,22 +105,22 @@ def test_node_disks_reject_a_head_whose_scratch_is_larger_than_its_disk() -> Non
 
 
 def test_node_disks_of_adapters_are_smaller() -> None:
-    recipe = load_recipe("nq_mistral_7b", [DATA, "training.lora={rank: 16}"])
-    assert node_disks(load_cluster("gke"), recipe)["training"]["checkpoint"] == pytest.approx(0.6 * P)
+    job = load_job("nq_mistral_7b", [DATA, "training.lora={rank: 16}"])
+    assert node_disks(load_cluster("gke"), job)["training"]["checkpoint"] == pytest.approx(0.6 * P)
 
 
 def test_node_disks_of_a_sweep_hold_the_model_of_every_study(tmp_path: Path) -> None:
     recipe = tmp_path / "sweep.yaml"
     text = (ROOT / "pipelines" / "recipes" / "nq_mistral_7b.yaml").read_text()
     recipe.write_text(f"{text}\nsweep: {{seed: [0, 1, 2]}}\n")
-    disks = node_disks(load_cluster("gke"), load_recipe(str(recipe), [DATA]))
+    disks = node_disks(load_cluster("gke"), load_job(str(recipe), [DATA]))
     assert disks["sampling"] == {"model": 2 * P, "trained model": 6 * P}
     assert disks["training"]["trained model"] == 2 * P
 
 
 def test_node_disks_of_an_on_policy_method_hold_the_model_of_every_round() -> None:
     settings = [DATA, "method.name=r1-on-policy", "method.rounds=3"]
-    disks = node_disks(load_cluster("gke"), load_recipe("nq_mistral_7b", settings))
+    disks = node_disks(load_cluster("gke"), load_job("nq_mistral_7b", settings))
     assert disks["sampling"] == {"model": 2 * P, "trained model": 6 * P}
     assert disks["training"]["trained model"] == 4 * P  # it begins with the one, and writes the other
 
@@ -128,7 +128,7 @@ def test_node_disks_of_an_on_policy_method_hold_the_model_of_every_round() -> No
 def test_node_disks_of_many_rounds_are_compared() -> None:
     settings = [DATA, "method.name=r1-on-policy", "method.rounds=100"]
     with pytest.raises(UserError, match=r"sampling.node.disk: 150Gi, but a pod writes up to [0-9]{4}"):
-        node_disks(load_cluster("gke"), load_recipe("nq_mistral_7b", settings))
+        node_disks(load_cluster("gke"), load_job("nq_mistral_7b", settings))
 
 
 def test_node_disks_of_a_cluster_without_a_job_follow_the_stated_size() -> None:
@@ -142,8 +142,8 @@ def test_node_disks_read_the_size_of_a_local_model(tiny_model_path: str) -> None
 
     with safe_open(f"{tiny_model_path}/model.safetensors", "pt") as file:
         parameters = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
-    recipe = load_recipe("quickstart", [f"model.path={tiny_model_path}", "model.dtype=float32"])
-    assert node_disks(load_cluster("gke"), recipe)["training"] == {
+    job = load_job("quickstart", [f"model.path={tiny_model_path}", "model.dtype=float32"])
+    assert node_disks(load_cluster("gke"), job)["training"] == {
         "trained model": 4 * parameters,
         "checkpoint": 12 * parameters,
     }
