@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 from pos2distill.config import Recipe
 
-from .entrypoint import actors_per_node
 from .job_command import JobCommand
 from .names import ENDPOINTS
 from .nodes import quantity_bytes
 from .pods import RAY_SHUTDOWN_SECONDS
+from .recipe_checks import actors_per_node
 from .sizing import OBJECT_STORE_FRACTION, Disks, disk_of, hidden_state_bytes, node_disks, tight_memory
 from .spec import ClusterSpec
 

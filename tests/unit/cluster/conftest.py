@@ -1,6 +1,12 @@
-import pytest
+from collections.abc import Callable
+from pathlib import Path
 
+import pytest
+import yaml
+
+from cluster.spec import ClusterSpec, load_cluster
 from tests.support.crds import write_crds
+from tests.support.minimal_spec import MINIMAL_SPEC
 from tests.support.paths import PUBLISHED_CRDS
 
 needs_published_crds = pytest.mark.skipif(
@@ -15,3 +21,15 @@ def crds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if request.param == "published":
         return str(PUBLISHED_CRDS)
     return str(write_crds(tmp_path_factory.mktemp("crds") / "crds.yaml"))
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[..., ClusterSpec]:
+    """`load("field=value", ...)` returns the minimal spec with these overrides."""
+
+    def load(*overrides: str) -> ClusterSpec:
+        path = tmp_path / "small.yaml"
+        path.write_text(yaml.safe_dump(MINIMAL_SPEC))
+        return load_cluster(str(path), overrides)
+
+    return load
