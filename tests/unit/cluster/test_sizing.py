@@ -4,15 +4,12 @@ from pathlib import Path
 import pytest
 
 from cluster.job_command import load_job
+from cluster.known_models import KNOWN_MODELS
 from cluster.nodes import NodeSection, quantity_bytes
 from cluster.render import render
-from cluster.rules.pods import INSTANCE_GPUS
 from cluster.sizing import (
     GPU_BYTES,
-    GPU_MEMORY_GB,
     GPU_RESERVE,
-    KNOWN_PARAMETERS,
-    KNOWN_SHAPES,
     hidden_state_bytes,
     node_disks,
     sharded_bytes,
@@ -27,13 +24,7 @@ from pos2distill.errors import UserError
 ROOT = Path(__file__).parents[3]
 DATA = "data.path=gs://bucket/nq.jsonl.gz"
 EIGHT = "runtime.trainers.workers=8"
-P = KNOWN_PARAMETERS["Mistral-7B-Instruct-v0.3"]
-
-
-def test_machines_with_a_known_number_of_gpus_have_a_known_memory_and_the_reverse() -> None:
-    known = {machine: [prefix for prefix in GPU_MEMORY_GB if machine.startswith(prefix)] for machine in INSTANCE_GPUS}
-    assert [machine for machine, prefixes in known.items() if len(prefixes) != 1] == []
-    assert {prefix for prefixes in known.values() for prefix in prefixes} == set(GPU_MEMORY_GB)
+P = KNOWN_MODELS["Mistral-7B-Instruct-v0.3"].parameters
 
 
 def test_gpu_bytes_are_those_of_zero3() -> None:
@@ -46,20 +37,6 @@ def test_gpu_bytes_are_those_of_zero3() -> None:
     assert config["data_types"] == {"grad_accum_dtype": "fp32"}
     assert config["optimizer"]["type"] == "AdamW"
     assert GPU_BYTES == {"bfloat16": 2 + 4 + STATE_BYTES, "float32": 4 + STATE_BYTES}
-
-
-@pytest.mark.parametrize("name", recipe_names())
-def test_known_parameters_have_every_model_of_the_hub_in_a_recipe(name: str) -> None:
-    path = load_recipe(name).study.model.path
-    is_local = path.startswith(("/", "runs/"))  # a folder that a script of the project makes
-    assert is_local or path.rpartition("/")[2] in KNOWN_PARAMETERS
-
-
-def test_known_shapes_are_those_of_the_known_models() -> None:
-    """With the width's usual proportions, layers and width give about the number of parameters."""
-    assert KNOWN_SHAPES.keys() == KNOWN_PARAMETERS.keys()
-    for name, (layers, width) in KNOWN_SHAPES.items():
-        assert 8 < KNOWN_PARAMETERS[name] / (layers * width**2) < 25
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -95,7 +72,7 @@ def test_node_disks_of_a_bucket_hold_models_and_one_checkpoint() -> None:
 def test_node_disks_of_a_volume_hold_the_checkpoint_only() -> None:
     spec = load_cluster("onprem")
     job = load_job("nq_qwen1_5_7b", ["model.path=/mnt/storage/models/Qwen1.5-7B-Chat"])
-    parameters = KNOWN_PARAMETERS["Qwen1.5-7B-Chat"]
+    parameters = KNOWN_MODELS["Qwen1.5-7B-Chat"].parameters
     assert node_disks(spec, job) == {"sampling": {}, "training": {"checkpoint": 12 * parameters}}
 
 
