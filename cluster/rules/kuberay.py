@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from ..names import AUTOSCALER_V2_VARIABLE, COLLECTOR_VARIABLES
 from ..types import Violation
 from .fields import Fields, Rule, autoscaler_of, cluster_of, containers_of, groups_of, job_of, nodes_of, ray_container
-from .kubernetes import check_labels
+from .kubernetes import label_violations
 
 _RESOURCE_PARAMETERS = ("num-cpus", "num-gpus", "memory", "resources")  # parameters of `ray start`
 _MINIMA = (
@@ -88,7 +88,7 @@ def labels_are_no_parameter(manifest: Fields) -> Iterator[Violation]:
 def node_labels_are_valid(manifest: Fields) -> Iterator[Violation]:
     """Source: validateRayGroupLabels."""
     for node in nodes_of(manifest):
-        yield from check_labels(node.mapping("labels"))
+        yield from label_violations(node.mapping("labels"))
 
 
 def group_settings_require_autoscaler_v2(manifest: Fields) -> Iterator[Violation]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..machines import gpu_count
 from ..names import GPU, GPU_COUNT_LABEL, INSTANCE_TYPE_LABEL, SET_BY_KUBERAY
-from ..syntax import MOVING_TAGS, SHOWN
+from ..syntax import SHOWN, is_pinned
 from ..types import Violation
 from .fields import (
     Fields,
@@ -33,10 +33,8 @@ def images_have_a_version(manifest: Fields) -> Iterator[Violation]:
         containers.append(collector)
     for container in containers:
         image = container.text("image")
-        if not image:
-            continue  # another rule reports it
-        name = image.rpartition("/")[2]  # a registry's port also follows a colon
-        if ":" not in name or name.rpartition(":")[2] in MOVING_TAGS:
+        # Another rule reports a container without an image.
+        if image and not is_pinned(image):
             yield container.violation("image", f"'{image[:200]}' may change between pods; name a version")
 
 
