@@ -16,6 +16,7 @@ from .kubectl import dry_run
 from .render import render, to_yaml
 from .spec import ClusterSpec, load_cluster
 from .spec_warnings import spec_warnings
+from .status import status
 from .types import KubeManifest, Level, Outcome
 from .validate import CHECKED_KINDS, Finding, check, load_manifests
 
@@ -50,7 +51,7 @@ def run_cluster(
         if word.partition("=")[0].strip() == "spec" and "=" in word:
             raise UserError(f"{word}: expected spec.section.field=value")
     if action == "status":
-        return rayjob.status(_load_spec_alone(action, source, words))
+        return status(_load_spec_alone(action, source, words))
     if action == "logs":
         return Outcome(rayjob.logs(_load_spec_alone(action, source, words)))
     if action == "delete":

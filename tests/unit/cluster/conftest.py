@@ -1,11 +1,16 @@
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from cluster import rayjob
 from cluster.spec import ClusterSpec, load_cluster
 from tests.support.crds import write_crds
+from tests.support.fake_kubectl import FAKE, Reply
 from tests.support.minimal_spec import MINIMAL_SPEC
 from tests.support.paths import PUBLISHED_CRDS
 
@@ -33,3 +38,18 @@ def load(tmp_path: Path) -> Callable[..., ClusterSpec]:
         return load_cluster(str(path), overrides)
 
     return load
+
+
+@pytest.fixture
+def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Callable[[], list[Any]]]:
+    """`kubectl({"get rayjob": [reply, ...]})` puts it on the PATH and returns a function that lists its calls."""
+
+    def script(answers: dict[str, list[Reply]]) -> Callable[[], list[Any]]:
+        (tmp_path / "kubectl").write_text(FAKE)
+        (tmp_path / "kubectl").chmod(0o755)
+        (tmp_path / "script.json").write_text(json.dumps(answers))
+        return lambda: [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines()]
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(rayjob, "POLL_SECONDS", 0.05)
+    return script
