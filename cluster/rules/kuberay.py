@@ -15,8 +15,10 @@ from .kubernetes import label_violations
 
 _RESOURCE_PARAMETERS = ("num-cpus", "num-gpus", "memory", "resources")  # parameters of `ray start`
 _MINIMA = (
-    *(("ttlSecondsAfterFinished", 0), ("backoffLimit", 0)),
-    *(("activeDeadlineSeconds", 1), ("preRunningDeadlineSeconds", 1)),
+    ("ttlSecondsAfterFinished", 0),
+    ("backoffLimit", 0),
+    ("activeDeadlineSeconds", 1),
+    ("preRunningDeadlineSeconds", 1),
 )
 _AUTH_VERSION, _PRIORITY_VERSION = (2, 52), (2, 56)
 _REQUIRED_BY_BACKEND = {"gcs": "GCS_BUCKET", "s3": "S3_REGION"}  # only for backends that `render` writes
