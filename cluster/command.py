@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pos2distill.config import Recipe
+from pos2distill.config.gate_options import NO_GATE, GateOptions
 from pos2distill.config.validation import dotted_names
 from pos2distill.errors import ExitCode, UserError, one_line
 
@@ -29,7 +30,7 @@ def run_cluster(
     words: Sequence[str],
     *,
     command: str = "study",
-    flags: Sequence[str] = (),
+    gate: GateOptions = NO_GATE,
     out: str | None = None,
     crds: str | None = None,
     server: bool = False,
@@ -40,7 +41,7 @@ def run_cluster(
         action: render, validate, submit, status, logs or delete.
         source: a cluster spec; for validate, also a file of manifests.
         words: a recipe, its overrides, and `spec.section.field=value` for the spec.
-        command: the `run.py` command that the job runs. flags: its options, `--name=value`.
+        command: the `run.py` command that the job runs. gate: its options.
         out: for render, a folder in which NAME.yaml is written; None: print the manifests.
         crds: for what checks manifests (render, validate, submit), a file or folder with KubeRay's CRDs.
         server: for the same, also ask the cluster that kubectl is configured for, which applies nothing.
@@ -60,7 +61,7 @@ def run_cluster(
         raise UserError("submit: expected a recipe; for a cluster without a job, use `render` and kubectl apply")
 
     # Every other action checks its manifests first, so that nothing invalid is printed, written or applied.
-    loaded = _load_manifests(action, source, words, command, flags)
+    loaded = _load_manifests(action, source, words, command, gate)
     manifests = loaded.manifests
     findings = _check(source, manifests, loaded.warnings, crds=crds, server=server)
     is_refused = any(finding.is_refused for finding in findings)
@@ -140,7 +141,7 @@ class _Loaded(NamedTuple):
     warnings: Sequence[str] = ()
 
 
-def _load_manifests(action: str, source: str, words: Sequence[str], command: str, flags: Sequence[str]) -> _Loaded:
+def _load_manifests(action: str, source: str, words: Sequence[str], command: str, gate: GateOptions) -> _Loaded:
     """The manifests in a file (validate only), or those that a spec and its recipe are rendered to."""
     if action == "validate" and os.path.isfile(source):  # Path raises an error for a name that is too long
         manifests = load_manifests(Path(source))
@@ -150,7 +151,7 @@ def _load_manifests(action: str, source: str, words: Sequence[str], command: str
             return _Loaded(manifests)
     recipe, overrides = _split_words(words)
     spec = _load_spec(source, words)
-    job = None if recipe is None else load_job(recipe, overrides, command=command, flags=flags)
+    job = None if recipe is None else load_job(recipe, overrides, command=command, gate=gate)
     return _Loaded(render(spec, job), spec, spec_warnings(spec, job))
 
 

@@ -21,7 +21,7 @@ def make_entrypoint(spec: ClusterSpec, job: JobCommand) -> str:
     words = ["python", "run.py", job.command, job.recipe_in_pod, *job.overrides]
     if job.storage is None:
         words.append(f"runtime.storage={job_storage(spec, job)}")
-    words += job.flags
+    words += job.gate.words()
     # The driver does not start in the image's working directory. `cd` would change that of the submitter's shell only.
     return shlex.join(["env", f"--chdir={spec.pods.project}", f"{JOB_DASHBOARD_VARIABLE}={_DASHBOARD}", *words])
 

@@ -48,10 +48,8 @@ def check_recipe(spec: ClusterSpec, job: JobCommand) -> None:
         _check_hub(spec, cell)
         _check_endpoint(spec, cell)
         _check_pools(spec, cell, job.pools(cell.study))
-    for flag in job.flags:
-        option, _, value = flag.partition("=")
-        if option == "--baseline":
-            _check_path(spec, recipe, option, value)
+    if job.gate.baseline is not None:
+        _check_path(spec, recipe, "--baseline", job.gate.baseline)
 
 
 def _check_command(recipe: Recipe, command: str) -> None:

@@ -11,6 +11,7 @@ from cluster.entrypoint import make_entrypoint
 from cluster.job_command import load_job
 from cluster.spec import load_cluster
 from pos2distill.config import Recipe
+from pos2distill.config.gate_options import GateOptions
 from pos2distill.config.load import load_recipe
 from pos2distill.config.read import RECIPES
 from pos2distill.errors import UserError
@@ -18,10 +19,10 @@ from tests.support.paths import PROJECT
 
 
 def test_load_job_reads_the_recipe_with_its_overrides() -> None:
-    job = load_job("quickstart", ["training.epochs=1"], command="evaluate", flags=["--force=true"])
+    job = load_job("quickstart", ["training.epochs=1"], command="evaluate", gate=GateOptions(fail_if_gap_above=5))
     assert job.recipe == load_recipe("quickstart", ["training.epochs=1"])
     assert (job.command, job.recipe_in_pod, job.overrides) == ("evaluate", "quickstart", ("training.epochs=1",))
-    assert job.flags == ("--force=true",)
+    assert job.gate.words() == ["--fail-if-gap-above=5"]
     assert job.own_recipe is None
 
 
