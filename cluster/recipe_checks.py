@@ -12,9 +12,9 @@ from pos2distill.config.read import recipe_names
 from pos2distill.errors import UserError, did_you_mean
 from pos2distill.node_pools import TASK_CPUS, TRAINING
 
+from .egress import egress_problem
 from .job_command import JobCommand
 from .nodes import NodeGroup
-from .routes import missing_route
 from .sections import READABLE, STORES, has_parent_segment
 from .spec import ClusterSpec
 
@@ -86,7 +86,7 @@ def _check_hub(spec: ClusterSpec, recipe: Recipe) -> None:
     model = recipe.study.model
     if model.uses_chat_api or not looks_like_hub_name(model.path) or spec.pods.model_cache:
         return
-    problem = missing_route(spec.network, spec.pods, f"hf://{model.path}")
+    problem = egress_problem(spec.network, spec.pods, f"hf://{model.path}")
     if problem:
         raise UserError(
             f"{recipe.name}: model.path: {model.path} would be downloaded from the hub: network.egress: {problem}; or "
@@ -100,7 +100,7 @@ def _check_endpoint(spec: ClusterSpec, recipe: Recipe) -> None:
     if recipe.study.has_weights or url is None:
         return
     # The client is that of openai, which reads proxies, unlike the client of files at http URLs.
-    problem = missing_route(spec.network, spec.pods, url, client_reads_proxies=True)
+    problem = egress_problem(spec.network, spec.pods, url, client_reads_proxies=True)
     if problem:
         raise UserError(f"{recipe.name}: runtime.endpoint.base_url: {url}: network.egress: {problem}")
 
@@ -115,7 +115,7 @@ def _check_path(spec: ClusterSpec, recipe: Recipe, field: str, path: str) -> Non
         if scheme not in schemes:
             hint = did_you_mean(scheme, schemes)
             raise UserError(f"{recipe.name}: {field}: the image cannot open {scheme}://{hint}")
-        problem = missing_route(spec.network, spec.pods, path)
+        problem = egress_problem(spec.network, spec.pods, path)
         if problem:
             raise UserError(f"{recipe.name}: {field}: {path}: network.egress: {problem}")
         return
