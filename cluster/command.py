@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pos2distill.config import Recipe
+from pos2distill.config.gate_options import NO_GATE, GateOptions
 from pos2distill.config.validation import dotted_names
 from pos2distill.errors import ExitCode, UserError, one_line
 
@@ -17,6 +18,7 @@ from .kubectl import dry_run
 from .render import render, to_yaml
 from .spec import ClusterSpec, load_cluster
 from .spec_warnings import spec_warnings
+from .status import status
 from .types import KubeManifest, Level, Outcome
 from .validate import CHECKED_KINDS, Finding, check, load_manifests
 
@@ -29,7 +31,7 @@ def run_cluster(
     words: Sequence[str],
     *,
     command: str = "study",
-    flags: Sequence[str] = (),
+    gate: GateOptions = NO_GATE,
     out: str | None = None,
     crds: str | None = None,
     server: bool = False,
@@ -40,7 +42,7 @@ def run_cluster(
         action: render, validate, submit, status, logs or delete.
         source: a cluster spec; for validate, also a file of manifests.
         words: a recipe, its overrides, and `spec.section.field=value` for the spec.
-        command: the `run.py` command that the job runs. flags: its options, `--name=value`.
+        command: the `run.py` command that the job runs. gate: its options.
         out: for render, a folder in which NAME.yaml is written; None: print the manifests.
         crds: for what checks manifests (render, validate, submit), a file or folder with KubeRay's CRDs.
         server: for the same, also ask the cluster that kubectl is configured for, which applies nothing.
@@ -51,7 +53,7 @@ def run_cluster(
         if word.partition("=")[0].strip() == "spec" and "=" in word:
             raise UserError(f"{word}: expected spec.section.field=value")
     if action == "status":
-        return rayjob.status(_load_spec_alone(action, source, words))
+        return status(_load_spec_alone(action, source, words))
     if action == "logs":
         return Outcome(rayjob.logs(_load_spec_alone(action, source, words)))
     if action == "delete":
@@ -60,7 +62,7 @@ def run_cluster(
         raise UserError("submit: expected a recipe; for a cluster without a job, use `render` and kubectl apply")
 
     # Every other action checks its manifests first, so that nothing invalid is printed, written or applied.
-    loaded = _load_manifests(action, source, words, command, flags)
+    loaded = _load_manifests(action, source, words, command, gate)
     manifests = loaded.manifests
     findings = _check(source, manifests, loaded.warnings, crds=crds, server=server)
     is_refused = any(finding.is_refused for finding in findings)
@@ -141,7 +143,7 @@ class _Loaded:
     warnings: Sequence[str] = ()
 
 
-def _load_manifests(action: str, source: str, words: Sequence[str], command: str, flags: Sequence[str]) -> _Loaded:
+def _load_manifests(action: str, source: str, words: Sequence[str], command: str, gate: GateOptions) -> _Loaded:
     """The manifests in a file (validate only), or those that a spec and its recipe are rendered to."""
     if action == "validate" and os.path.isfile(source):  # Path raises an error for a name that is too long
         manifests = load_manifests(Path(source))
@@ -151,7 +153,7 @@ def _load_manifests(action: str, source: str, words: Sequence[str], command: str
             return _Loaded(manifests)
     recipe, overrides = _split_words(words)
     spec = _load_spec(source, words)
-    job = None if recipe is None else load_job(recipe, overrides, command=command, flags=flags)
+    job = None if recipe is None else load_job(recipe, overrides, command=command, gate=gate)
     return _Loaded(render(spec, job), spec, spec_warnings(spec, job))
 
 

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pos2distill.config import Recipe, Study
+from pos2distill.config.gate_options import NO_GATE, GateOptions
 from pos2distill.config.load import load_recipe
 from pos2distill.config.overrides import override_value
 from pos2distill.config.read import RECIPES, find_yaml
+from pos2distill.config.sweep import sweep_cells
 from pos2distill.errors import UserError
 from pos2distill.secrets import looks_secret
 
@@ -15,9 +17,10 @@ from .recipe_file import RecipeFile, own_recipe
 
 @dataclass(frozen=True, slots=True)
 class JobCommand:
-    """`run.py COMMAND RECIPE OVERRIDES FLAGS`, as a job runs it, and what `load_job` read of it.
+    """`run.py COMMAND RECIPE OVERRIDES`, with the options of a gate, as a job runs it, and what `load_job` read of it.
 
     recipe: loaded, with the overrides applied. recipe_in_pod: its name in the image, or the path of the user's own.
+    cells: the recipe of each study of its sweep; the recipe alone if it has none.
     own_recipe: the user's own recipe, which a ConfigMap brings into the pod; None for a recipe of the image.
     storage: the storage that the overrides set in place of the spec's; None if they set none.
     """
@@ -25,8 +28,9 @@ class JobCommand:
     command: str
     recipe_in_pod: str
     overrides: tuple[str, ...]
-    flags: tuple[str, ...]
+    gate: GateOptions
     recipe: Recipe
+    cells: tuple[Recipe, ...]
     own_recipe: RecipeFile | None
     storage: str | None
 
@@ -54,18 +58,18 @@ class JobCommand:
 
 
 def load_job(
-    recipe_name: str, overrides: Sequence[str] = (), *, command: str = "study", flags: Sequence[str] = ()
+    recipe_name: str, overrides: Sequence[str] = (), *, command: str = "study", gate: GateOptions = NO_GATE
 ) -> JobCommand:
     """Load the recipe of a job's command, as it is written on the command line.
 
     Args:
         recipe_name: a recipe of the project, or the path of the user's own (see `recipe_file`).
         overrides: `section.field=value`, applied to the recipe.
-        command: the `run.py` command that the job runs. flags: its options, `--name=value`.
+        command: the `run.py` command that the job runs. gate: its options.
     Raises:
         UserError: for a secret in the command, and for a recipe that cannot be loaded or brought into a pod.
     """
-    _reject_secrets(overrides, flags)
+    _reject_secrets(overrides, gate.words())
     recipe = load_recipe(recipe_name, overrides)
     own = own_recipe(recipe_name)
     name_in_image = find_yaml(recipe_name, RECIPES, "recipe").resolve().stem
@@ -73,8 +77,9 @@ def load_job(
         command=command,
         recipe_in_pod=own.path if own else name_in_image,
         overrides=tuple(overrides),
-        flags=tuple(flags),
+        gate=gate,
         recipe=recipe,
+        cells=tuple(cell for _, cell in sweep_cells(recipe)),
         own_recipe=own,
         storage=_overridden_storage(overrides),
     )
@@ -85,8 +90,8 @@ def _overridden_storage(overrides: Sequence[str]) -> str | None:
     return storage if isinstance(storage, str) else None
 
 
-def _reject_secrets(overrides: Sequence[str], flags: Sequence[str]) -> None:
+def _reject_secrets(overrides: Sequence[str], options: Sequence[str]) -> None:
     """Reject secrets in the command, which the RayJob stores in clear text."""
-    for kind, words in (("an override", overrides), ("an option", flags)):
+    for kind, words in (("an override", overrides), ("an option", options)):
         if any(looks_secret(word) for word in words):
             raise UserError(f"command line: {kind} contains what looks like a secret; use pods.secrets instead")

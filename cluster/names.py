@@ -18,14 +18,30 @@ AUTOSCALER_V2_VARIABLE = "RAY_enable_autoscaler_v2"
 
 # Environment variables that KubeRay sets itself. It rejects a cluster that sets the last three by hand.
 SET_BY_KUBERAY = (
-    *(AUTOSCALER_V2_VARIABLE, "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ADDRESS", "RAY_PORT", "RAY_IP", "FQ_RAY_IP"),
-    *("RAY_CLUSTER_NAME", "RAY_CLOUD_INSTANCE_ID", "RAY_NODE_TYPE_NAME"),
-    *("RAY_REDIS_ADDRESS", "REDIS_USERNAME", "KUBERAY_GEN_AUTOSCALER_START_CMD"),
+    AUTOSCALER_V2_VARIABLE,
+    "RAY_AUTH_MODE",
+    "RAY_AUTH_TOKEN",
+    "RAY_ADDRESS",
+    "RAY_PORT",
+    "RAY_IP",
+    "FQ_RAY_IP",
+    "RAY_CLUSTER_NAME",
+    "RAY_CLOUD_INSTANCE_ID",
+    "RAY_NODE_TYPE_NAME",
+    "RAY_REDIS_ADDRESS",
+    "REDIS_USERNAME",
+    "KUBERAY_GEN_AUTOSCALER_START_CMD",
 )
 
 # Variables that KubeRay sets itself in the container that it adds for its History Server.
 COLLECTOR_VARIABLES = (
-    *("POD_IP", "FQ_RAY_IP", "RAY_CLUSTER_NAME", "RAY_CLUSTER_NAMESPACE", "RAY_ROLE", "OWNER_KIND", "OWNER_NAME"),
+    "POD_IP",
+    "FQ_RAY_IP",
+    "RAY_CLUSTER_NAME",
+    "RAY_CLUSTER_NAMESPACE",
+    "RAY_ROLE",
+    "OWNER_KIND",
+    "OWNER_NAME",
     "EVENTS_PORT",
 )
 
@@ -73,4 +89,4 @@ ENDPOINTS = {
     "hf": ("HF_ENDPOINT",),
 }
 # The variables with the address of a proxy.
-PROXIES = (*("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy"), *("ALL_PROXY", "all_proxy"))
+PROXIES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")

@@ -100,7 +100,7 @@ def ray_job(spec: ClusterSpec, job: JobCommand) -> KubeManifest:
     """
     entrypoint = make_entrypoint(spec, job)
     check_gpu_memory(spec, job)
-    disks = node_disks(spec, job.recipe, job.storage)
+    disks = node_disks(spec, job)
     metadata = _queued_metadata(spec)
     metadata.setdefault("annotations", {})[STORAGE_ANNOTATION] = job_storage(spec, job)
     return {

@@ -35,14 +35,33 @@ _ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 _SET_BY_RENDER = ("HOME", "USER", DRAIN_VARIABLE, JOB_DASHBOARD_VARIABLE, JOB_DEADLINE_VARIABLE)
 # The image and the device plugin set them; other values break Python, CUDA or the choice of GPUs.
 _SET_BY_IMAGE = (
-    *("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "HOSTNAME", "TMPDIR"),
-    *("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "RAY_TMPDIR"),
+    "PATH",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "LD_LIBRARY_PATH",
+    "HOSTNAME",
+    "TMPDIR",
+    "NVIDIA_VISIBLE_DEVICES",
+    "CUDA_VISIBLE_DEVICES",
+    "RAY_TMPDIR",
 )
 _EMPTY_FOLDERS = ("/tmp", "/scratch")  # pods mount empty folders here to write to
 # A mount hides what the image has in its folder.
 _RESERVED_MOUNTS = (
-    *(*_EMPTY_FOLDERS, "/dev", "/proc", "/sys", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64"),
-    *("/boot", "/root", "/run", "/var"),
+    *_EMPTY_FOLDERS,
+    "/dev",
+    "/proc",
+    "/sys",
+    "/etc",
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib64",
+    "/boot",
+    "/root",
+    "/run",
+    "/var",
 )
 
 

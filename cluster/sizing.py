@@ -11,11 +11,12 @@ from typing import Any
 
 from pos2distill.config import Recipe, Study
 from pos2distill.config.base import WEIGHT_BYTES
-from pos2distill.config.sweep import sweep_cells
 from pos2distill.config.training import STATE_BYTES
 from pos2distill.errors import UserError
 
 from .job_command import JobCommand
+from .known_models import known_model
+from .machines import gpu_memory_gb
 from .nodes import NodeSection, quantity_bytes
 from .spec import ClusterSpec
 
@@ -26,41 +27,15 @@ ENGINE_RESERVE = 1.6e9  # GPU memory that vLLM needs besides weights and cache; 
 OBJECT_STORE_FRACTION = 0.9  # fraction of /dev/shm for Ray's object store; the remainder is for NCCL
 # Further memory on each GPU: gathered weights, recomputed activations, buffers of NCCL and CUDA; an estimate.
 GPU_RESERVE = 6e9
-
-# Parameters of the models in the recipes, by the last part of their names: a copy usually keeps that.
-KNOWN_PARAMETERS = {
-    "Mistral-7B-Instruct-v0.3": 7_248_023_552,
-    "Meta-Llama-3-8B-Instruct": 8_030_261_248,
-    "Llama-3.1-8B-Instruct": 8_030_261_248,
-    "Qwen1.5-7B-Chat": 7_721_324_544,
-    "Qwen2.5-7B-Instruct": 7_615_616_512,
-}
-# Layers and width of the same models.
-KNOWN_SHAPES = {
-    "Mistral-7B-Instruct-v0.3": (32, 4096),
-    "Meta-Llama-3-8B-Instruct": (32, 4096),
-    "Llama-3.1-8B-Instruct": (32, 4096),
-    "Qwen1.5-7B-Chat": (32, 4096),
-    "Qwen2.5-7B-Instruct": (28, 3584),
-}
 # Adapters of rank 64 in every linear layer are 2 % of an 8 B model.
 _ADAPTER_PERCENT = 5
 _MAX_HEADER_BYTES = 100 << 20  # largest header of a safetensors file
-
-# Memory of one GPU in GB, by the beginning of the machine's name:
-# https://cloud.google.com/compute/docs/gpus, https://aws.amazon.com/ec2/instance-types
-GPU_MEMORY_GB = {
-    **{"a2-highgpu-": 40, "a2-ultragpu-": 80, "a3-highgpu-": 80, "a3-megagpu-": 80, "a3-ultragpu-": 141},
-    **{"g2-standard-": 24, "g5.": 24, "g6.": 24, "g6e.": 48},
-    **{"p4d.": 40, "p4de.": 80, "p5.": 80, "p5e.": 141, "p5en.": 141},
-}
-
 
 Disks = dict[str, dict[str, int]]
 """For each node group, bytes by what they hold."""
 
 
-def node_disks(spec: ClusterSpec, recipe: Recipe | None = None, storage: str | None = None) -> Disks:
+def node_disks(spec: ClusterSpec, job: JobCommand | None = None) -> Disks:
     """For each node group what its pods write besides `scratch`, by what it is.
 
     A training node downloads the model, and the whole last checkpoint when it resumes; later it has at most one
@@ -69,15 +44,15 @@ def node_disks(spec: ClusterSpec, recipe: Recipe | None = None, storage: str | N
     place.
 
     Args:
-        recipe: the recipe that the job runs; None: the cluster is for any study of `model_billions` parameters.
-        storage: the job's storage; default: the spec's.
+        job: what the job runs; None: the cluster is for any study of `model_billions` parameters.
     Raises:
         UserError: if the number of parameters is neither set nor known; if a pod needs more than `disk`.
     """
     disks: Disks = {name: {} for name in spec.groups}
+    storage = job.storage if job is not None else None
     remote = "://" in (storage or spec.storage.url)
-    if recipe is not None:
-        studies = [cell.study for _, cell in sweep_cells(recipe)]
+    if job is not None:
+        studies = [cell.study for cell in job.cells]
         for name in spec.groups:
             if name != "data":  # data tasks read config and tokenizer only
                 disks[name] = _largest([_of_study(spec, study, name, len(studies), remote) for study in studies])
@@ -99,7 +74,7 @@ def check_gpu_memory(spec: ClusterSpec, job: JobCommand) -> None:
     Raises:
         UserError: naming how many workers, or GPUs of an engine, suffice.
     """
-    for _, cell in sweep_cells(job.recipe):
+    for cell in job.cells:
         pools = job.pools(cell.study)
         if "trainers" in pools:
             _check_trainers(spec, cell)
@@ -122,12 +97,12 @@ def _check_trainers(spec: ClusterSpec, recipe: Recipe) -> None:
         )
 
 
-def tight_memory(spec: ClusterSpec, recipe: Recipe) -> Iterator[str]:
+def tight_memory(spec: ClusterSpec, job: JobCommand) -> Iterator[str]:
     """A line if the activations of training may not fit beside what `check_gpu_memory` requires."""
-    trainers, memory = recipe.runtime.trainers, _gpu_memory(spec.training.node)
+    trainers, memory = job.recipe.runtime.trainers, _gpu_memory(spec.training.node)
     if memory is None or not trainers.gpus:
         return
-    for _, cell in sweep_cells(recipe):
+    for cell in job.cells:
         study = cell.study
         activations = _boundary_bytes(spec, study, trainers.micro_batch_tokens)
         sharded = sharded_bytes(study, _parameters(spec, study.model.path))
@@ -173,18 +148,17 @@ def hidden_state_bytes(spec: ClusterSpec, study: Study) -> float:
     No more of them can be in Ray's object store at a time, whatever part of them is in flight. Prompts and responses
     are less than a percent of them.
     """
-    shape = KNOWN_SHAPES.get(study.model.path.rstrip("/").rpartition("/")[2])
-    if shape is None or spec.model_billions is not None or study.method.teacher != "cached":
+    model = known_model(study.model.path)
+    if model is None or spec.model_billions is not None or study.method.teacher != "cached":
         return 0
     tokens = study.data.train_examples * study.sampling.max_new_tokens
-    return float(WEIGHT_BYTES[study.model.dtype]) * tokens * shape[1]
+    return float(WEIGHT_BYTES[study.model.dtype]) * tokens * model.width
 
 
 def _gpu_memory(node: NodeSection) -> float | None:
-    for prefix, gigabytes in GPU_MEMORY_GB.items():
-        if str(node.instance_type).startswith(prefix):
-            return gigabytes * 1e9
-    return None
+    """The memory of one GPU; None for a machine that is not named or not known."""
+    gigabytes = gpu_memory_gb(node.instance_type or "")
+    return None if gigabytes is None else gigabytes * 1e9
 
 
 def _boundary_bytes(spec: ClusterSpec, study: Study, tokens: int) -> float:
@@ -192,11 +166,10 @@ def _boundary_bytes(spec: ClusterSpec, study: Study, tokens: int) -> float:
 
     Without checkpointing, all activations are kept; they are larger by a factor that depends on the model's kernels.
     """
-    shape = KNOWN_SHAPES.get(study.model.path.rstrip("/").rpartition("/")[2])
-    if shape is None or spec.model_billions is not None:
+    model = known_model(study.model.path)
+    if model is None or spec.model_billions is not None:
         return 0
-    layers, width = shape
-    return float(WEIGHT_BYTES[study.training.precision]) * tokens * layers * width
+    return float(WEIGHT_BYTES[study.training.precision]) * tokens * model.layers * model.width
 
 
 def sharded_bytes(study: Study, parameters: float) -> float:
@@ -257,14 +230,15 @@ def _parameters(spec: ClusterSpec, path: str) -> int:
     if spec.model_billions is not None:
         return round(spec.model_billions * 1e9)
     counted = _count_parameters(Path(path))
-    name = path.rstrip("/").rpartition("/")[2]
-    known = counted or KNOWN_PARAMETERS.get(name)
-    if known is None:
+    if counted:
+        return counted
+    model = known_model(path)
+    if model is None:
         raise UserError(
             f"model.path: {path}: the size of this model is not known here; set spec.model_billions, the billions of "
             f"its parameters, from which the disks of the pods are computed"
         )
-    return known
+    return model.parameters
 
 
 def _count_parameters(folder: Path) -> int:

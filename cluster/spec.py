@@ -15,10 +15,10 @@ from pos2distill.config.overrides import apply_override
 from pos2distill.config.read import find_yaml, read_sections, reject_secrets
 from pos2distill.config.validation import to_user_error
 
+from .egress import check_addresses, egress_problem
 from .names import INSTANCE_LABEL, PART_OF_LABEL, PROJECT, QUEUE_LABEL, RAY_JOB_NAME_LENGTH, SET_ON_PODS
 from .network import NetworkSection
 from .nodes import TRAINING_DEFAULTS, NodeGroup, NodeSection
-from .routes import check_addresses, missing_route
 from .sections import DnsLabel, HistorySection, JobSection, Namespace, PodsSection, StorageSection
 from .syntax import DNS_LABEL, SHOWN, check_pinned, is_label_value
 
@@ -251,9 +251,9 @@ class ClusterSpec(Section):
         return self
 
     @model_validator(mode="after")
-    def _check_routes(self) -> "ClusterSpec":
+    def _check_egress(self) -> "ClusterSpec":
         check_addresses(self.network, self.pods)
-        problem = missing_route(self.network, self.pods, self.storage.url) if "://" in self.storage.url else None
+        problem = egress_problem(self.network, self.pods, self.storage.url) if "://" in self.storage.url else None
         if problem:
             raise ValueError(f"network.egress: {self.storage.url}: {problem}")
         return self

@@ -4,13 +4,12 @@ import math
 from collections.abc import Iterator
 
 from pos2distill.config import Recipe
-from pos2distill.config.sweep import sweep_cells
 
-from .entrypoint import actors_per_node
 from .job_command import JobCommand
 from .names import ENDPOINTS
 from .nodes import quantity_bytes
 from .pods import RAY_SHUTDOWN_SECONDS
+from .recipe_checks import actors_per_node
 from .sizing import OBJECT_STORE_FRACTION, Disks, disk_of, hidden_state_bytes, node_disks, tight_memory
 from .spec import ClusterSpec
 
@@ -33,22 +32,20 @@ _WANDB_KEYS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 
 def spec_warnings(spec: ClusterSpec, job: JobCommand | None = None) -> list[str]:
     """One line for each risk, which begins with the field. The arguments are those that `render` accepts."""
-    recipe = None
     storage = spec.storage.url
     if job is not None:
-        recipe = job.recipe
         storage = job.storage or storage
-    disks = node_disks(spec, recipe, storage)
+    disks = node_disks(spec, job)
     warnings = [*_unchecked_disks(spec, disks), *_missing_credentials(spec, storage)]
     warnings += [*_missing_identity(spec, storage), *_unseen_by_collector(spec)]
     if job is not None:
         warnings += [
             *_unused_gpus(spec, job.recipe),
-            *_small_scratch(spec, job.recipe),
-            *_missing_server_key(spec, job.recipe),
+            *_small_scratch(spec, job),
+            *_missing_server_key(spec, job),
         ]
     if job is not None and job.trains:
-        warnings += [*_short_grace(spec, disks), *tight_memory(spec, job.recipe)]
+        warnings += [*_short_grace(spec, disks), *tight_memory(spec, job)]
         warnings += [*_too_many_workers(spec, job.recipe), *_missing_tracker_key(spec, job.recipe)]
     return warnings
 
@@ -64,9 +61,9 @@ def _unchecked_disks(spec: ClusterSpec, disks: Disks) -> Iterator[str]:
             )
 
 
-def _small_scratch(spec: ClusterSpec, recipe: Recipe) -> Iterator[str]:
+def _small_scratch(spec: ClusterSpec, job: JobCommand) -> Iterator[str]:
     """Ray spills to `scratch` what does not fit its object store. A block exists twice while it is passed on."""
-    hidden = max(hidden_state_bytes(spec, cell.study) for _, cell in sweep_cells(recipe))
+    hidden = max(hidden_state_bytes(spec, cell.study) for cell in job.cells)
     for name, group in spec.groups.items():
         if 2 * hidden > quantity_bytes(group.node.scratch) + OBJECT_STORE_FRACTION * quantity_bytes(group.node.shm):
             yield (
@@ -125,9 +122,9 @@ def _variables(spec: ClusterSpec) -> set[str]:
     return {*spec.pods.env, *(secret.env for secret in spec.pods.secrets)}
 
 
-def _missing_server_key(spec: ClusterSpec, recipe: Recipe) -> Iterator[str]:
-    name = recipe.runtime.endpoint.api_key_env
-    uses_server = any(not cell.study.has_weights for _, cell in sweep_cells(recipe))
+def _missing_server_key(spec: ClusterSpec, job: JobCommand) -> Iterator[str]:
+    name = job.recipe.runtime.endpoint.api_key_env
+    uses_server = any(not cell.study.has_weights for cell in job.cells)
     if uses_server and name is not None and name not in _variables(spec):
         yield (
             f"pods.secrets: runtime.endpoint.api_key_env names {name}, which is not set in the pods, so that the job "

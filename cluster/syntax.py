@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 SHOWN = 60  # characters of a name or value that a message shows
-MOVING_TAGS = ("latest", "nightly", "main", "master", "stable", "dev", "edge")  # the image behind such a tag changes
+_MOVING_TAGS = ("latest", "nightly", "main", "master", "stable", "dev", "edge")  # the image behind such a tag changes
 KEY_MESSAGE = "is not a valid key; use at most 63 letters, digits, '-', '_' and '.', after an optional domain"
 LABEL_MESSAGE = "is not a valid label; use at most 63 letters, digits, '-', '_' and '.'"
 NAME_MESSAGE = "is not a valid name; use a to z, 0 to 9, - and dots"
@@ -100,6 +100,12 @@ def check_image(image: str) -> None:
     )
 
 
+def is_pinned(image: str) -> bool:
+    """Whether an image has a version: a digest, or a tag behind which the image does not change."""
+    name = image.rpartition("/")[2]  # a registry's port also follows a colon
+    return ":" in name and name.rpartition(":")[2] not in _MOVING_TAGS
+
+
 def check_pinned(image: str) -> None:
     """Reject an image without a version.
 
@@ -107,8 +113,7 @@ def check_pinned(image: str) -> None:
         ValueError: if this is not a valid image reference, or has no version.
     """
     check_image(image)
-    name = image.rpartition("/")[2]  # a registry's port also follows a colon
-    tag = name.partition("@")[2] or name.partition(":")[2]
-    if tag in ("", *MOVING_TAGS):
-        pinned = f"{image.removesuffix(f':{tag}')}:0.1.0"
+    if not is_pinned(image):
+        folder, slash, name = image.rpartition("/")
+        pinned = f"{folder}{slash}{name.partition(':')[0]}:0.1.0"
         raise ValueError(f"'{image}' may change between pods; name a version, for example {pinned}, or a digest")

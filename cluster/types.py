@@ -2,7 +2,7 @@
 
 import enum
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from pos2distill.errors import ExitCode
 
@@ -18,7 +18,8 @@ class Level(enum.StrEnum):
     WARNING = "warning"  # accepted, but risky
 
 
-class Violation(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Violation:
     """Where a manifest breaks a rule or its schema."""
 
     path: str  # path of the field, for example spec.rayClusterSpec.workerGroupSpecs[0].minReplicas

@@ -50,7 +50,7 @@ KINDS = {
     "damaged results": ["pipelines/test_damaged_results.py"],
     "cluster specs": [
         "cluster/test_spec.py::test_load_cluster_rejects_a_wrong_spec_with_one_line",
-        "cluster/test_spec.py::test_make_entrypoint_rejects_a_recipe_that_cannot_run",
+        "cluster/test_recipe_checks.py::test_check_recipe_rejects_a_recipe_that_cannot_run",
         "pipelines/test_wrong_input.py::test_names_of_cluster_specs_that_are_too_long_are_rejected_with_one_line",
     ],
     "manifests": [

@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from ..names import AUTOSCALER_V2_VARIABLE, COLLECTOR_VARIABLES
 from ..types import Violation
 from .fields import Fields, Rule, autoscaler_of, cluster_of, containers_of, groups_of, job_of, nodes_of, ray_container
-from .kubernetes import check_labels
+from .kubernetes import label_violations
 
 _RESOURCE_PARAMETERS = ("num-cpus", "num-gpus", "memory", "resources")  # parameters of `ray start`
 _MINIMA = (
-    *(("ttlSecondsAfterFinished", 0), ("backoffLimit", 0)),
-    *(("activeDeadlineSeconds", 1), ("preRunningDeadlineSeconds", 1)),
+    ("ttlSecondsAfterFinished", 0),
+    ("backoffLimit", 0),
+    ("activeDeadlineSeconds", 1),
+    ("preRunningDeadlineSeconds", 1),
 )
 _AUTH_VERSION, _PRIORITY_VERSION = (2, 52), (2, 56)
 _REQUIRED_BY_BACKEND = {"gcs": "GCS_BUCKET", "s3": "S3_REGION"}  # only for backends that `render` writes
@@ -88,7 +90,7 @@ def labels_are_no_parameter(manifest: Fields) -> Iterator[Violation]:
 def node_labels_are_valid(manifest: Fields) -> Iterator[Violation]:
     """Source: validateRayGroupLabels."""
     for node in nodes_of(manifest):
-        yield from check_labels(node.mapping("labels"))
+        yield from label_violations(node.mapping("labels"))
 
 
 def group_settings_require_autoscaler_v2(manifest: Fields) -> Iterator[Violation]:

@@ -70,12 +70,12 @@ def name_is_valid(manifest: Fields) -> Iterator[Violation]:
 def labels_are_valid(manifest: Fields) -> Iterator[Violation]:
     """Source: ValidateObjectMeta of Kubernetes, for the object and for its pods."""
     for owner in [manifest, *templates_of(manifest)]:
-        yield from check_labels(owner.mapping("metadata", "labels"))
+        yield from label_violations(owner.mapping("metadata", "labels"))
     for template in templates_of(manifest):
-        yield from check_labels(template.mapping("spec", "nodeSelector"))
+        yield from label_violations(template.mapping("spec", "nodeSelector"))
 
 
-def check_labels(labels: Fields) -> Iterator[Violation]:
+def label_violations(labels: Fields) -> Iterator[Violation]:
     """Keys and values in the syntax of labels. Source: IsQualifiedName and IsValidLabelValue of Kubernetes."""
     for key, value in labels.values.items():
         if not is_qualified_name(key):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ..types import KubeManifest, Level, Violation
-from . import interruptions, kuberay, kubernetes, network, objects, pipeline, pods, rights
+from . import interruptions, kuberay, kubernetes, network, objects, pipeline, pod_security, pods
 from .fields import Fields, Rule, is_own
 
 ERRORS: tuple[Rule, ...] = (*kubernetes.RULES, *network.RULES, *kuberay.RULES)
@@ -13,10 +13,10 @@ POLICIES: tuple[Rule, ...] = (
     *pipeline.POLICIES,
     *interruptions.POLICIES,
     *pods.POLICIES,
-    *rights.POLICIES,
+    *pod_security.POLICIES,
 )
 # Policies here, warnings in manifests of others.
-RISKS: tuple[Rule, ...] = (*objects.RISKS, *rights.RISKS, *pods.RISKS, *pipeline.RISKS)
+RISKS: tuple[Rule, ...] = (*objects.RISKS, *pod_security.RISKS, *pods.RISKS, *pipeline.RISKS)
 WARNINGS: tuple[Rule, ...] = pipeline.WARNINGS
 
 

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
+from ..machines import gpu_count
 from ..names import GPU, GPU_COUNT_LABEL, INSTANCE_TYPE_LABEL, SET_BY_KUBERAY
-from ..syntax import MOVING_TAGS, SHOWN
+from ..syntax import SHOWN, is_pinned
 from ..types import Violation
 from .fields import (
     Fields,
@@ -21,33 +22,6 @@ from .fields import (
     running_containers,
 )
 
-
-def _instance_gpus() -> dict[str, int]:
-    """GPUs of common instance types, from these lists:
-
-    https://cloud.google.com/compute/docs/gpus, https://aws.amazon.com/ec2/instance-types
-    """
-    gpus: dict[str, int] = {}
-    for count in (1, 2, 4, 8):
-        gpus[f"a2-highgpu-{count}g"] = count
-        gpus[f"a2-ultragpu-{count}g"] = count
-        gpus[f"a3-highgpu-{count}g"] = count
-    for cpus, count in ((4, 1), (8, 1), (12, 1), (16, 1), (32, 1), (24, 2), (48, 4), (96, 8)):
-        gpus[f"g2-standard-{cpus}"] = count
-    for family in ("g5", "g6", "g6e"):
-        for size in ("xlarge", "2xlarge", "4xlarge", "8xlarge", "16xlarge"):
-            gpus[f"{family}.{size}"] = 1
-        for size in ("12xlarge", "24xlarge"):
-            gpus[f"{family}.{size}"] = 4
-        gpus[f"{family}.48xlarge"] = 8
-    for name in ("a3-megagpu-8g", "a3-ultragpu-8g"):
-        gpus[name] = 8
-    for name in ("p4d.24xlarge", "p4de.24xlarge", "p5.48xlarge", "p5e.48xlarge", "p5en.48xlarge"):
-        gpus[name] = 8
-    return gpus
-
-
-INSTANCE_GPUS = _instance_gpus()
 _SHM = "/dev/shm"
 
 
@@ -59,10 +33,8 @@ def images_have_a_version(manifest: Fields) -> Iterator[Violation]:
         containers.append(collector)
     for container in containers:
         image = container.text("image")
-        if not image:
-            continue  # another rule reports it
-        name = image.rpartition("/")[2]  # a registry's port also follows a colon
-        if ":" not in name or name.rpartition(":")[2] in MOVING_TAGS:
+        # Another rule reports a container without an image.
+        if image and not is_pinned(image):
             yield container.violation("image", f"'{image[:200]}' may change between pods; name a version")
 
 
@@ -93,11 +65,12 @@ def gpus_fit_the_machine(manifest: Fields) -> Iterator[Violation]:
         selector = node.mapping("template", "spec", "nodeSelector")
         count_label = selector.text(GPU_COUNT_LABEL)
         instance_type = selector.text(INSTANCE_TYPE_LABEL)
+        available: int | None
         if count_label.isdecimal() and len(count_label) < 4:
             available, machine = int(count_label), "the selected machines have"
-        elif instance_type in INSTANCE_GPUS:
-            available, machine = INSTANCE_GPUS[instance_type], f"{instance_type} has"
         else:
+            available, machine = gpu_count(instance_type), f"{instance_type} has"
+        if available is None:
             continue
         container = ray_container(node)
         requested = gpu_limit(container)

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pos2distill.config import Recipe
+from pos2distill.config.gate_options import NO_GATE
 from pos2distill.config.load import load_recipe
 from pos2distill.config.read import recipe_names
 from pos2distill.environment import skip_expected_ray_messages, use_ray_token
@@ -40,9 +41,9 @@ from pos2distill.startup import is_interrupt, silent_interrupts
 from .argument_parser import reject_unknown
 from .browse import BROWSING, run_browsing
 from .command_parser import RENDERING, build_parser
-from .gate_options import gate_arguments, gate_flags
+from .gate_options import gate_arguments, read_gate_options
 from .model_options import load_evaluated_recipe
-from .submitted_command import job_flags, split_command
+from .submitted_command import check_gate_options, split_command
 
 # Actions of `cluster` that take these options. The output of those without --json or --quiet is a manifest or a log.
 _CLUSTER_OPTIONS = {
@@ -178,7 +179,7 @@ def _run(options: argparse.Namespace, remaining: list[str]) -> int:
         recipe = load_evaluated_recipe(options, overrides)
     else:
         recipe = load_recipe(options.recipe, overrides)
-    gate = gate_arguments(options) if options.command == "evaluate" else {}
+    gate = gate_arguments(read_gate_options(options)) if options.command == "evaluate" else {}
     if options.dry_run:
         if options.json:
             raise UserError("--json: --dry-run shows the settings as YAML; leave out one of the two")
@@ -194,7 +195,8 @@ def _run(options: argparse.Namespace, remaining: list[str]) -> int:
 
 def _run_submit(options: argparse.Namespace, words: list[str]) -> int:
     command, words = split_command("submit", words)
-    flags = job_flags(options, command)
+    gate = read_gate_options(options)
+    check_gate_options(gate, command)
     # Before the import of ray: Ray 2.60 reads its authentication mode when it is imported.
     use_ray_token()
     with silent_interrupts():
@@ -204,7 +206,7 @@ def _run_submit(options: argparse.Namespace, words: list[str]) -> int:
     # SIGTERM raises like Ctrl-C, so that the job is left with a line.
     with terminable(), _redirected_output(options):
         submitted = run_submit(
-            command, words[0], words[1:], options.address, flags, allow_plain_http=options.allow_plain_http
+            command, words[0], words[1:], options.address, gate, allow_plain_http=options.allow_plain_http
         )
     if options.json:
         print(json.dumps(submitted.summary(), ensure_ascii=False))
@@ -216,13 +218,13 @@ def _run_cluster(options: argparse.Namespace, words: list[str]) -> int:
         is_given = getattr(options, name) not in (None, False)
         if is_given and options.action not in actions:
             raise UserError(f"--{name}: is an option of cluster {', '.join(actions)}, not of {options.action}")
-    job_command, flags = "study", gate_flags(options)
+    job_command, gate = "study", read_gate_options(options)
     if options.action in RENDERING:
         job_command, words = split_command(f"cluster {options.action}", words, needs_recipe=False)
-        flags = job_flags(options, job_command)
-    elif flags:
-        name = flags[0].partition("=")[0]
-        raise UserError(f"{name}: is an option of cluster {', '.join(RENDERING)}, not of {options.action}")
+        check_gate_options(gate, job_command)
+    elif gate != NO_GATE:
+        option = next(iter(gate.given()))
+        raise UserError(f"{option}: is an option of cluster {', '.join(RENDERING)}, not of {options.action}")
     # `cluster` is beside this package: in a checkout both are top-level packages, in a wheel both are in pos2distill.
     parent = (__package__ or "").removesuffix("pipelines.cli")
     with silent_interrupts():
@@ -236,7 +238,7 @@ def _run_cluster(options: argparse.Namespace, words: list[str]) -> int:
             options.spec,
             words,
             command=job_command,
-            flags=flags,
+            gate=gate,
             out=options.out,
             crds=options.crds,
             server=options.server,

@@ -4,9 +4,9 @@ import argparse
 import contextlib
 from typing import Any
 
+from pos2distill.config.gate_options import NO_GATE, GateOptions
 from pos2distill.errors import UserError, warn_once
 
-# In the order of the fields of `Gate`.
 GATE_OPTIONS = {
     "--fail-if-gap-above": "fail if the GAP is larger than this",
     "--fail-if-mean-below": "fail if the mean accuracy is smaller than this",
@@ -38,37 +38,29 @@ def add_gate(command: argparse.ArgumentParser) -> None:
     )
 
 
-def gate_flags(options: argparse.Namespace) -> list[str]:
-    """The gate's options as words, without those that were not given. A warning for limits that may be fractions.
+def read_gate_options(options: argparse.Namespace) -> GateOptions:
+    """The gate's options of parsed arguments. A warning for limits that may be fractions.
 
     Raises:
         UserError: if only one of a drop and its baseline is given.
     """
     if (options.fail_if_drop_above is None) != (options.baseline is None):
         raise UserError("--fail-if-drop-above and --baseline: expected both or none")
-    flags = []
-    for option in GATE_OPTIONS:
-        points = getattr(options, _attribute(option))
-        if points is None:
-            continue
+    gate = GateOptions(
+        options.fail_if_gap_above, options.fail_if_mean_below, options.fail_if_drop_above, options.baseline
+    )
+    for option, points in gate.limits().items():
         if 0 < points < 1:
             as_points = f"{points:g} as a fraction is {100 * points:g}"
             warn_once(f"{option}: {points:g} is less than one percentage point; {as_points}")
-        flags.append(f"{option}={points:g}")
-    if options.baseline is not None:
-        flags.append(f"--baseline={options.baseline}")
-    return flags
+    return gate
 
 
-def gate_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of `run_evaluate`."""
-    if not gate_flags(options):
+def gate_arguments(gate: GateOptions) -> dict[str, Any]:
+    """The arguments of `run_evaluate` for a gate."""
+    if gate == NO_GATE:
         return {}
     from pos2distill.evaluation.gate import Gate
 
-    limits = (getattr(options, _attribute(option)) for option in GATE_OPTIONS)
-    return {"gate": Gate(*limits), "baseline": options.baseline}
-
-
-def _attribute(option: str) -> str:
-    return option.removeprefix("--").replace("-", "_")
+    limits = Gate(gate.fail_if_gap_above, gate.fail_if_mean_below, gate.fail_if_drop_above)
+    return {"gate": limits, "baseline": gate.baseline}

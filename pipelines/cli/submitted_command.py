@@ -1,12 +1,11 @@
 """The command that `submit` and `cluster` run as a job: `[COMMAND] RECIPE settings`, and the options of the gate."""
 
-import argparse
 import os
 
+from pos2distill.config.gate_options import NO_GATE, GateOptions
 from pos2distill.config.read import recipe_names
 from pos2distill.errors import UserError, did_you_mean
 
-from .gate_options import gate_flags
 from .help_texts import COMMAND_HELP
 
 
@@ -31,14 +30,12 @@ def split_command(caller: str, words: list[str], *, needs_recipe: bool = True) -
     return first if is_command else "study", rest
 
 
-def job_flags(options: argparse.Namespace, command: str) -> list[str]:
-    """The options of a job's command as words.
+def check_gate_options(gate: GateOptions, command: str) -> None:
+    """Reject the gate's options for a job of another command than `evaluate`.
 
     Raises:
-        UserError: for an option that this command does not have.
+        UserError: naming the first option.
     """
-    flags = gate_flags(options)
-    if flags and command != "evaluate":
-        name = flags[0].partition("=")[0]
-        raise UserError(f"{name}: is an option of evaluate, not of {command}")
-    return flags
+    if gate != NO_GATE and command != "evaluate":
+        option = next(iter(gate.given()))
+        raise UserError(f"{option}: is an option of evaluate, not of {command}")

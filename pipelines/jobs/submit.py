@@ -21,6 +21,7 @@ import requests
 from ray.job_submission import JobDetails, JobSubmissionClient
 from urllib3.exceptions import NewConnectionError
 
+from pos2distill.config.gate_options import NO_GATE, GateOptions
 from pos2distill.config.load import load_recipe
 from pos2distill.config.model import ModelSection
 from pos2distill.config.read import RECIPES, find_yaml, is_built_in, recipe_names
@@ -66,11 +67,11 @@ def run_submit(
     recipe: str,
     overrides: Sequence[str],
     address: str,
-    flags: Sequence[str] = (),
+    gate: GateOptions = NO_GATE,
     *,
     allow_plain_http: bool = False,
 ) -> SubmittedJob:
-    """Submit `run.py COMMAND RECIPE overrides flags` and show its log until it ends.
+    """Submit `run.py COMMAND RECIPE overrides`, with the options of a gate, and show its log until it ends.
 
     A running job of the same storage is followed if it runs the same command; otherwise it is an error.
 
@@ -84,15 +85,15 @@ def run_submit(
     if not (PROJECT / "run.py").is_file():
         raise UserError("submit: run it in a checkout of the project, whose files are sent with the job")
     files = packed_files()
-    if any(looks_secret(flag) for flag in flags):
+    if any(looks_secret(word) for word in gate.words()):
         raise UserError("command line: an option looks like a secret, which the job's page would show")
-    _check_baseline(flags)
+    _check_baseline(gate.baseline)
     storage = _check(recipe, overrides, files)
     own = find_yaml(recipe, RECIPES, "recipe")
     own_recipe = None if is_built_in(own) else own
     # `pack` copies the user's own recipe next to `run.py`, so the job finds it by its file name alone.
     name = own_recipe.name if own_recipe else own.resolve().stem
-    entrypoint = shlex.join(["python", "run.py", command, name, *overrides, *flags])
+    entrypoint = shlex.join(["python", "run.py", command, name, *overrides, *gate.words()])
     client = connect(address)
     wanted = _Wanted(storage, entrypoint, hashlib.sha256(own.read_bytes()).hexdigest()[:16])
     job, is_new = _submit_once(client, wanted, files, own_recipe)
@@ -164,13 +165,11 @@ def _is_folder(model: ModelSection, written: str) -> bool:
     return Path(model.path).is_absolute() or (PROJECT / written).exists() or written.startswith(".")
 
 
-def _check_baseline(flags: Sequence[str]) -> None:
-    for flag in flags:
-        option, _, value = flag.partition("=")
-        if option == "--baseline" and not ("://" in value or Path(value).is_absolute()):
-            raise UserError(
-                f"--baseline: {value} is not sent with the job; set a URL, or an absolute path that all nodes share"
-            )
+def _check_baseline(baseline: str | None) -> None:
+    if baseline is not None and not ("://" in baseline or Path(baseline).is_absolute()):
+        raise UserError(
+            f"--baseline: {baseline} is not sent with the job; set a URL, or an absolute path that all nodes share"
+        )
 
 
 def _check_address(address: str, *, allow_plain_http: bool) -> None:

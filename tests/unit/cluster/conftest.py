@@ -1,6 +1,17 @@
-import pytest
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import pytest
+import yaml
+
+from cluster import rayjob
+from cluster.spec import ClusterSpec, load_cluster
 from tests.support.crds import write_crds
+from tests.support.fake_kubectl import FAKE, Reply
+from tests.support.minimal_spec import MINIMAL_SPEC
 from tests.support.paths import PUBLISHED_CRDS
 
 needs_published_crds = pytest.mark.skipif(
@@ -15,3 +26,30 @@ def crds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if request.param == "published":
         return str(PUBLISHED_CRDS)
     return str(write_crds(tmp_path_factory.mktemp("crds") / "crds.yaml"))
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[..., ClusterSpec]:
+    """`load("field=value", ...)` returns the minimal spec with these overrides."""
+
+    def load(*overrides: str) -> ClusterSpec:
+        path = tmp_path / "small.yaml"
+        path.write_text(yaml.safe_dump(MINIMAL_SPEC))
+        return load_cluster(str(path), overrides)
+
+    return load
+
+
+@pytest.fixture
+def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Callable[[], list[Any]]]:
+    """`kubectl({"get rayjob": [reply, ...]})` puts it on the PATH and returns a function that lists its calls."""
+
+    def script(answers: dict[str, list[Reply]]) -> Callable[[], list[Any]]:
+        (tmp_path / "kubectl").write_text(FAKE)
+        (tmp_path / "kubectl").chmod(0o755)
+        (tmp_path / "script.json").write_text(json.dumps(answers))
+        return lambda: [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines()]
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(rayjob, "POLL_SECONDS", 0.05)
+    return script

@@ -11,16 +11,18 @@ from cluster.entrypoint import make_entrypoint
 from cluster.job_command import load_job
 from cluster.spec import load_cluster
 from pos2distill.config import Recipe
+from pos2distill.config.gate_options import GateOptions
 from pos2distill.config.load import load_recipe
 from pos2distill.config.read import RECIPES
+from pos2distill.errors import UserError
 from tests.support.paths import PROJECT
 
 
 def test_load_job_reads_the_recipe_with_its_overrides() -> None:
-    job = load_job("quickstart", ["training.epochs=1"], command="evaluate", flags=["--force=true"])
+    job = load_job("quickstart", ["training.epochs=1"], command="evaluate", gate=GateOptions(fail_if_gap_above=5))
     assert job.recipe == load_recipe("quickstart", ["training.epochs=1"])
     assert (job.command, job.recipe_in_pod, job.overrides) == ("evaluate", "quickstart", ("training.epochs=1",))
-    assert job.flags == ("--force=true",)
+    assert job.gate.words() == ["--fail-if-gap-above=5"]
     assert job.own_recipe is None
 
 
@@ -53,6 +55,18 @@ def test_load_job_has_the_storage_that_the_overrides_set(overrides: list[str]) -
 
 def test_load_job_has_no_storage_where_no_override_sets_it() -> None:
     assert load_job("quickstart", ["training.epochs=1", "runtime={executor: ray}"]).storage is None
+
+
+def test_load_job_has_the_recipe_of_each_study_of_its_sweep() -> None:
+    job = load_job("quickstart", ["sweep={seed: [3, 4]}"])
+    assert [cell.study.seed for cell in job.cells] == [3, 4]
+    alone = load_job("quickstart")
+    assert alone.cells == (alone.recipe,)
+
+
+def test_load_job_rejects_a_sweep_that_cannot_be_used() -> None:
+    with pytest.raises(UserError, match=r"^sweep: seed: expected at least one value$"):
+        load_job("quickstart", ["sweep={seed: []}"])
 
 
 @pytest.mark.parametrize(

@@ -22,69 +22,22 @@ from pos2distill.config.read import RECIPES
 from pos2distill.errors import UserError
 from pos2distill.node_pools import DEADLINE_PASSED, GATE_FAILED, NOT_RETRIED, RAY_VARIABLES
 from scripts.render_presets import PRESETS, RENDERED
+from tests.support.fake_kubectl import (
+    DONE,
+    ENTRYPOINT,
+    IDENTITY,
+    LABELS,
+    NO_PODS,
+    NONE,
+    RUNNING,
+    STORAGE,
+    Reply,
+    job,
+)
 from tests.support.paths import PROJECT
 
 WORDS = ["gke", "nq_mistral_7b", "data.path=gs://bucket/nq.jsonl.gz", "runtime.trainers.workers=8"]
-STORAGE = "gs://my-bucket/runs/nq_mistral_7b"
-ENTRYPOINT = (
-    "env --chdir=/opt/pos2distill POS2DISTILL_JOB_DASHBOARD=http://127.0.0.1:8265 "
-    "python run.py study nq_mistral_7b data.path=gs://bucket/nq.jsonl.gz runtime.trainers.workers=8 "
-    f"runtime.storage={STORAGE}"
-)
-
-# Replies to each `VERB KIND` with the next entry of its list, and repeats the last one. kubectl runs concurrently for
-# the log and for the status, so a lock guards the script.
-FAKE = f"""#!{sys.executable} -S
-import fcntl, json, pathlib, sys
-here = pathlib.Path(__file__).parent
-words = sys.argv[1:]
-text = sys.stdin.read() if "--filename" in words else ""
-turn = open(here / "turn", "w")
-fcntl.flock(turn, fcntl.LOCK_EX)
-with open(here / "calls.jsonl", "a") as calls:
-    calls.write(json.dumps([words, text]) + "\\n")
-script = json.loads((here / "script.json").read_text())
-name = " ".join(words[:2]) if words[0] == "get" else words[0]
-answers = script.get(name, [{{}}])
-answer = answers.pop(0) if len(answers) > 1 else answers[0]
-(here / "script.json").write_text(json.dumps(script))
-turn.close()
-print(answer.get("out", ""), end="")
-print(answer.get("err", ""), end="", file=sys.stderr)
-sys.exit(answer.get("rc", 0))
-"""
-
-Reply = dict[str, Any]
-LABELS = {"app.kubernetes.io/part-of": "pos2distill", "app.kubernetes.io/instance": "nq-mistral"}
-
-
-def job(stage: str = "", entrypoint: str = ENTRYPOINT, **status: Any) -> Reply:
-    state = {"jobDeploymentStatus": stage, **status}
-    metadata = {"name": "nq-mistral", "labels": LABELS, "annotations": {"pos2distill/storage": STORAGE}}
-    found = {"kind": "RayJob", "metadata": metadata, "spec": {"entrypoint": entrypoint}, "status": state}
-    return {"out": json.dumps(found)}
-
-
-NONE: Reply = {}
-RUNNING = job("Running", jobStatus="RUNNING", rayClusterName="nq-mistral-x")
-DONE = job("Complete", jobStatus="SUCCEEDED")
-NO_PODS = json.dumps({"items": []})
 SECRET = "hunter2"  # in the position of a password
-
-
-@pytest.fixture
-def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Callable[[], list[Any]]]:
-    """`kubectl({"get rayjob": [reply, ...]})` puts it on the PATH and returns a function that lists its calls."""
-
-    def script(answers: dict[str, list[Reply]]) -> Callable[[], list[Any]]:
-        (tmp_path / "kubectl").write_text(FAKE)
-        (tmp_path / "kubectl").chmod(0o755)
-        (tmp_path / "script.json").write_text(json.dumps(answers))
-        return lambda: [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines()]
-
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(rayjob, "POLL_SECONDS", 0.05)
-    return script
 
 
 def verbs(calls: list[Any]) -> list[str]:
@@ -746,38 +699,6 @@ def test_status_logs_and_delete_print_what_kubectl_reports(
     assert read == ["logs", "job/nq-mistral", "--namespace", "pos2distill", "--request-timeout=0"]
 
 
-def test_status_prints_why_pods_wait(
-    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
-) -> None:
-    refused = {"state": {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "wandb" not found'}}}
-    coming = {"state": {"waiting": {"reason": "PodInitializing"}}}
-    lost = {"type": "PodScheduled", "reason": "Unschedulable", "message": 'persistentvolumeclaim "runs"\nnot found'}
-    states = [
-        ("head", {"phase": "Pending", "containerStatuses": [refused, refused]}),
-        ("sampling", {"phase": "Pending", "initContainerStatuses": [refused], "containerStatuses": [coming]}),
-        ("sampling", {"phase": "Pending", "containerStatuses": [refused]}),
-        ("training", {"phase": "Pending", "conditions": [lost]}),
-        ("training", {"phase": "Running", "containerStatuses": [{"state": {"running": {}}}]}),
-    ]
-    pods = [{"metadata": {"labels": {"ray.io/group": group}}, "status": state} for group, state in states]
-    kubectl({"get rayjob": [RUNNING], "get pods": [{"out": json.dumps({"items": pods})}]})
-    assert command_line.main(["cluster", "status", "gke"]) == 0
-    assert capfd.readouterr().out.splitlines()[-3:] == [
-        '  1 of head: CreateContainerConfigError: secret "wandb" not found',
-        '  2 of sampling: CreateContainerConfigError: secret "wandb" not found',
-        '  1 of training: Unschedulable: persistentvolumeclaim "runs" not found',
-    ]
-
-
-def test_status_of_a_cluster_without_a_job(
-    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
-) -> None:
-    ready = {"out": json.dumps({"status": {"state": "ready"}})}
-    kubectl({"get raycluster": [ready], "get pods": [{"out": json.dumps({"items": []})}]})
-    assert command_line.main(["cluster", "status", "gke"]) == 0
-    assert capfd.readouterr().out == "nq-mistral: cluster without a job, ready\n"
-
-
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_submit_interrupted_leaves_the_job_running(
     kubectl: Callable[..., Callable[[], list[Any]]], number: signal.Signals, exit_code: int
@@ -797,14 +718,6 @@ def test_submit_interrupted_leaves_the_job_running(
     assert "detached; nq-mistral continues. Run the same command to follow it again; `run.py cluster delete`" in output
     assert "stops it, and may lose the steps since its last checkpoint (to save one first: docs/cluster.md" in output
     assert "delete" not in verbs(calls())
-
-
-IDENTITY = {
-    "name": "nq-mistral",
-    "namespace": "pos2distill",
-    "kind": "RayJob",
-    "storage": STORAGE,
-}
 
 
 @pytest.mark.parametrize(
@@ -864,65 +777,6 @@ def test_submit_prints_json_of_a_detached_job(
     monkeypatch.setattr(rayjob, "_follow", interrupt)
     assert command_line.main(["cluster", "submit", *WORDS, "--json"]) == 130
     assert json.loads(capfd.readouterr().out) == {**IDENTITY, "status": "running", "exit_code": 130}
-
-
-@pytest.mark.parametrize(
-    ("found", "status", "exit_code"),
-    [
-        (job(), "pending", None),
-        (job("Initializing"), "pending", None),
-        (RUNNING, "running", None),
-        (DONE, "succeeded", 0),
-        (job("Failed", jobStatus="FAILED", message="Job\nfailed"), "failed", 1),
-        (job("ValidationFailed"), "failed", 2),
-        (job("Complete", jobStatus="STOPPED"), "stopped", 3),
-    ],
-)
-def test_status_prints_json_alone(
-    kubectl: Callable[..., Callable[[], list[Any]]],
-    capfd: pytest.CaptureFixture[str],
-    found: Reply,
-    status: str,
-    exit_code: int | None,
-) -> None:
-    waits = {"containerStatuses": [{"state": {"waiting": {"reason": "ErrImagePull", "message": "denied"}}}]}
-    states = [{"phase": "Running"}, {"phase": "Pending", **waits}, {"phase": "Pending", **waits}]
-    pods = [{"metadata": {"labels": {"ray.io/group": "sampling"}}, "status": state} for state in states]
-    kubectl({"get rayjob": [found], "get pods": [{"out": json.dumps({"items": pods})}]})
-    assert command_line.main(["cluster", "status", "gke", "--json"]) == 0
-    printed = capfd.readouterr()
-    result = json.loads(printed.out)
-    state = json.loads(found["out"])["status"]
-    assert {name: result[name] for name in IDENTITY} == IDENTITY
-    assert (result["status"], result["exit_code"]) == (status, exit_code)
-    assert result["rayClusterName"] == state.get("rayClusterName")
-    assert result["message"] == ("Job failed" if "message" in state else None)
-    assert result["pods"] == {
-        "sampling": {"phases": {"Running": 1, "Pending": 2}, "waiting": {"ErrImagePull: denied": 2}}
-    }
-    assert "pods of sampling: 2 Pending" in printed.err
-
-
-@pytest.mark.parametrize("annotations", [None, {}, {"owner": "ann"}])
-def test_status_of_a_job_that_was_applied_by_other_means(
-    kubectl: Callable[..., Callable[[], list[Any]]],
-    capfd: pytest.CaptureFixture[str],
-    annotations: dict[str, str] | None,
-) -> None:
-    found = json.loads(RUNNING["out"])
-    found["metadata"]["annotations"] = annotations
-    kubectl({"get rayjob": [{"out": json.dumps(found)}], "get pods": [{"out": NO_PODS}]})
-    assert command_line.main(["cluster", "status", "gke", "--json"]) == 0
-    assert json.loads(capfd.readouterr().out)["storage"] is None
-
-
-def test_status_prints_json_of_a_cluster_without_a_job(
-    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
-) -> None:
-    kubectl({"get raycluster": [{"out": json.dumps({"status": {"state": "ready"}})}], "get pods": [{"out": NO_PODS}]})
-    assert command_line.main(["cluster", "status", "gke", "--json"]) == 0
-    result = json.loads(capfd.readouterr().out)
-    assert (result["kind"], result["storage"], result["status"]) == ("RayCluster", None, "ready")
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,12 @@ from pathlib import Path
 import pytest
 
 from cluster.job_command import load_job
+from cluster.known_models import KNOWN_MODELS
 from cluster.nodes import NodeSection, quantity_bytes
 from cluster.render import render
-from cluster.rules.pods import INSTANCE_GPUS
 from cluster.sizing import (
     GPU_BYTES,
-    GPU_MEMORY_GB,
     GPU_RESERVE,
-    KNOWN_PARAMETERS,
-    KNOWN_SHAPES,
     hidden_state_bytes,
     node_disks,
     sharded_bytes,
@@ -27,13 +24,7 @@ from pos2distill.errors import UserError
 ROOT = Path(__file__).parents[3]
 DATA = "data.path=gs://bucket/nq.jsonl.gz"
 EIGHT = "runtime.trainers.workers=8"
-P = KNOWN_PARAMETERS["Mistral-7B-Instruct-v0.3"]
-
-
-def test_machines_with_a_known_number_of_gpus_have_a_known_memory_and_the_reverse() -> None:
-    known = {machine: [prefix for prefix in GPU_MEMORY_GB if machine.startswith(prefix)] for machine in INSTANCE_GPUS}
-    assert [machine for machine, prefixes in known.items() if len(prefixes) != 1] == []
-    assert {prefix for prefixes in known.values() for prefix in prefixes} == set(GPU_MEMORY_GB)
+P = KNOWN_MODELS["Mistral-7B-Instruct-v0.3"].parameters
 
 
 def test_gpu_bytes_are_those_of_zero3() -> None:
@@ -46,20 +37,6 @@ def test_gpu_bytes_are_those_of_zero3() -> None:
     assert config["data_types"] == {"grad_accum_dtype": "fp32"}
     assert config["optimizer"]["type"] == "AdamW"
     assert GPU_BYTES == {"bfloat16": 2 + 4 + STATE_BYTES, "float32": 4 + STATE_BYTES}
-
-
-@pytest.mark.parametrize("name", recipe_names())
-def test_known_parameters_have_every_model_of_the_hub_in_a_recipe(name: str) -> None:
-    path = load_recipe(name).study.model.path
-    is_local = path.startswith(("/", "runs/"))  # a folder that a script of the project makes
-    assert is_local or path.rpartition("/")[2] in KNOWN_PARAMETERS
-
-
-def test_known_shapes_are_those_of_the_known_models() -> None:
-    """With the width's usual proportions, layers and width give about the number of parameters."""
-    assert KNOWN_SHAPES.keys() == KNOWN_PARAMETERS.keys()
-    for name, (layers, width) in KNOWN_SHAPES.items():
-        assert 8 < KNOWN_PARAMETERS[name] / (layers * width**2) < 25
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -86,7 +63,7 @@ def test_spec_warnings_name_a_scratch_that_the_hidden_states_may_fill() -> None:
 
 
 def test_node_disks_of_a_bucket_hold_models_and_one_checkpoint() -> None:
-    disks = node_disks(load_cluster("gke"), load_recipe("nq_mistral_7b", [DATA]))
+    disks = node_disks(load_cluster("gke"), load_job("nq_mistral_7b", [DATA]))
     assert disks["training"] == {"model": 2 * P, "trained model": 2 * P, "checkpoint": 12 * P}
     assert disks["sampling"] == {"model": 2 * P, "trained model": 2 * P}
     assert disks["data"] == {}
@@ -94,9 +71,9 @@ def test_node_disks_of_a_bucket_hold_models_and_one_checkpoint() -> None:
 
 def test_node_disks_of_a_volume_hold_the_checkpoint_only() -> None:
     spec = load_cluster("onprem")
-    recipe = load_recipe("nq_qwen1_5_7b", ["model.path=/mnt/storage/models/Qwen1.5-7B-Chat"])
-    parameters = KNOWN_PARAMETERS["Qwen1.5-7B-Chat"]
-    assert node_disks(spec, recipe) == {"sampling": {}, "training": {"checkpoint": 12 * parameters}}
+    job = load_job("nq_qwen1_5_7b", ["model.path=/mnt/storage/models/Qwen1.5-7B-Chat"])
+    parameters = KNOWN_MODELS["Qwen1.5-7B-Chat"].parameters
+    assert node_disks(spec, job) == {"sampling": {}, "training": {"checkpoint": 12 * parameters}}
 
 
 def test_node_disks_reject_a_head_whose_scratch_is_larger_than_its_disk() -> None:
@@ -105,22 +82,22 @@ def test_node_disks_reject_a_head_whose_scratch_is_larger_than_its_disk() -> Non
 
 
 def test_node_disks_of_adapters_are_smaller() -> None:
-    recipe = load_recipe("nq_mistral_7b", [DATA, "training.lora={rank: 16}"])
-    assert node_disks(load_cluster("gke"), recipe)["training"]["checkpoint"] == pytest.approx(0.6 * P)
+    job = load_job("nq_mistral_7b", [DATA, "training.lora={rank: 16}"])
+    assert node_disks(load_cluster("gke"), job)["training"]["checkpoint"] == pytest.approx(0.6 * P)
 
 
 def test_node_disks_of_a_sweep_hold_the_model_of_every_study(tmp_path: Path) -> None:
     recipe = tmp_path / "sweep.yaml"
     text = (ROOT / "pipelines" / "recipes" / "nq_mistral_7b.yaml").read_text()
     recipe.write_text(f"{text}\nsweep: {{seed: [0, 1, 2]}}\n")
-    disks = node_disks(load_cluster("gke"), load_recipe(str(recipe), [DATA]))
+    disks = node_disks(load_cluster("gke"), load_job(str(recipe), [DATA]))
     assert disks["sampling"] == {"model": 2 * P, "trained model": 6 * P}
     assert disks["training"]["trained model"] == 2 * P
 
 
 def test_node_disks_of_an_on_policy_method_hold_the_model_of_every_round() -> None:
     settings = [DATA, "method.name=r1-on-policy", "method.rounds=3"]
-    disks = node_disks(load_cluster("gke"), load_recipe("nq_mistral_7b", settings))
+    disks = node_disks(load_cluster("gke"), load_job("nq_mistral_7b", settings))
     assert disks["sampling"] == {"model": 2 * P, "trained model": 6 * P}
     assert disks["training"]["trained model"] == 4 * P  # it begins with the one, and writes the other
 
@@ -128,7 +105,7 @@ def test_node_disks_of_an_on_policy_method_hold_the_model_of_every_round() -> No
 def test_node_disks_of_many_rounds_are_compared() -> None:
     settings = [DATA, "method.name=r1-on-policy", "method.rounds=100"]
     with pytest.raises(UserError, match=r"sampling.node.disk: 150Gi, but a pod writes up to [0-9]{4}"):
-        node_disks(load_cluster("gke"), load_recipe("nq_mistral_7b", settings))
+        node_disks(load_cluster("gke"), load_job("nq_mistral_7b", settings))
 
 
 def test_node_disks_of_a_cluster_without_a_job_follow_the_stated_size() -> None:
@@ -142,8 +119,8 @@ def test_node_disks_read_the_size_of_a_local_model(tiny_model_path: str) -> None
 
     with safe_open(f"{tiny_model_path}/model.safetensors", "pt") as file:
         parameters = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
-    recipe = load_recipe("quickstart", [f"model.path={tiny_model_path}", "model.dtype=float32"])
-    assert node_disks(load_cluster("gke"), recipe)["training"] == {
+    job = load_job("quickstart", [f"model.path={tiny_model_path}", "model.dtype=float32"])
+    assert node_disks(load_cluster("gke"), job)["training"] == {
         "trained model": 4 * parameters,
         "checkpoint": 12 * parameters,
     }

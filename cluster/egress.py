@@ -46,7 +46,7 @@ def check_addresses(network: NetworkSection, pods: PodsSection) -> None:
                 raise ValueError(f"network.egress: {_no_rule(server)}")
 
 
-def missing_route(
+def egress_problem(
     network: NetworkSection, pods: PodsSection, url: str, *, client_reads_proxies: bool = False
 ) -> str | None:
     """What keeps the pods from opening a URL, or a hub model as `hf://NAME`; None if a rule may allow it.

@@ -1,4 +1,4 @@
-"""cluster/routes.py: which connections the rendered network policy may allow, and which it cannot."""
+"""cluster/egress.py: which connections the rendered network policy may allow, and which it cannot."""
 
 import pytest
 
