@@ -25,8 +25,9 @@ import numpy as np
 from benchmarks.circumstances import circumstances
 from pos2distill.evaluation.cross_fitting import corrected_gap
 from pos2distill.evaluation.gap import gap_interval, position_p_value
-from pos2distill.evaluation.statistics import Floats, Interval, accuracy_interval, student_t
+from pos2distill.evaluation.statistics import Interval, accuracy_interval, student_t
 from pos2distill.evaluation.sweep import estimate, estimate_gap
+from pos2distill.records import Floats
 
 STUDIES = 2000
 GAP_STUDIES = 200
