@@ -115,7 +115,7 @@ def record_provenance(artifact: Artifact, provenance: Provenance, stage: str, in
 
 
 def read_provenance(artifact: Artifact) -> Provenance | None:
-    """How an artifact was made; None if a version that did not record it made it.
+    """How an artifact was made; None if that is not recorded, as where a process was killed at the end of a stage.
 
     Raises:
         UserError: if the record is corrupt.

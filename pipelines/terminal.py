@@ -104,7 +104,7 @@ def print_evaluation(name: str, evaluation: Evaluation) -> None:
     for kind, reference in (evaluation.references or {}).items():
         print(f"reference   {format_estimate(reference['accuracy'], reference['ci95'])} {REFERENCES[kind]}")
     counts = evaluation.counts
-    # Earlier versions could store one of the two counts alone.
+    # A server may not report them.
     if "prompt_tokens" in counts and "answer_tokens" in counts:
         cost = "" if evaluation.cost is None else f", cost {evaluation.cost:.2f}"
         print(f"tokens      {counts['prompt_tokens']} of prompts, {counts['answer_tokens']} of answers{cost}")

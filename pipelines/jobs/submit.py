@@ -314,7 +314,7 @@ def _running(jobs: Sequence[JobDetails], wanted: _Wanted) -> str | None:
         difference = ""
         if job.entrypoint != wanted.entrypoint:
             difference = f" ({job.entrypoint})"
-        elif metadata.get(_RECIPE, wanted.recipe) != wanted.recipe:  # an earlier version did not record it
+        elif metadata.get(_RECIPE) != wanted.recipe:
             difference = ", which runs this command with an earlier content of the recipe"
         if difference:
             raise UserError(

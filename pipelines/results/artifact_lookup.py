@@ -163,11 +163,11 @@ def provenance_of(artifact: Artifact) -> Provenance:
     """How an artifact was made.
 
     Raises:
-        UserError: if it was made by a version that did not record it.
+        UserError: if that was not recorded, as where a process was killed at the end of the stage.
     """
     provenance = read_provenance(artifact)
     if provenance is None or not provenance.inputs:
-        raise UserError(f"{artifact.url}: does not say how it was made; it is of an earlier version, make it again")
+        raise UserError(f"{artifact.url}: how it was made is not recorded; make it again")
     return provenance
 
 

@@ -196,7 +196,7 @@ def describe_run(
 
 
 def provenance_or_now(artifact: Artifact, recipe: Recipe, plan: Plan) -> Provenance:
-    """How an artifact was made; as this process would make it if an earlier version did not record that."""
+    """How an artifact was made; as this process would make it if that was not recorded."""
     return read_provenance(artifact) or Provenance.now(recipe, plan.study.model)
 
 

@@ -211,7 +211,7 @@ def _job(stage: Stage, context: RunContext, samples: Stage) -> TrainingJob:
 
 
 def has_adapter(checkpoint: Artifact) -> bool:
-    """Whether a checkpoint has its adapters by themselves too; those of earlier versions do not."""
+    """Whether a checkpoint has adapters (`training.lora`), which are stored by themselves too."""
     return bool(checkpoint.fs.exists(f"{checkpoint.path}/{ADAPTER_FOLDER}/adapter_config.json"))
 
 

@@ -143,7 +143,7 @@ def to_evaluation(
 def _cost(counts: Mapping[str, int], prices: EndpointSection) -> float | None:
     if prices.price_input is None or prices.price_output is None:
         return None
-    # Earlier versions could store one of the two counts alone.
+    # A server may not report them.
     if "prompt_tokens" not in counts or "answer_tokens" not in counts:
         return None
     total = counts["prompt_tokens"] * prices.price_input + counts["answer_tokens"] * prices.price_output

@@ -76,7 +76,7 @@ class _Holder:
     pid: int
     since: str
     period: float
-    missed_periods: int = 6  # the value of earlier versions, whose files do not contain it
+    missed_periods: int
     beat: int = 0
 
     def __str__(self) -> str:

@@ -213,4 +213,4 @@ def test_reports_and_artifacts_of_earlier_versions(recipe: Recipe, command: Comm
     # Without the record of their tasks, all answers look alike.
     (note, line) = command("inspect", str(storage), code=2)
     assert ": the newest finished one of 2 in " in note
-    assert line.endswith("does not say how it was made; it is of an earlier version, make it again")
+    assert line.endswith("how it was made is not recorded; make it again")
