@@ -29,8 +29,8 @@ KINDS = {
         "pipelines/cli/test_command_line.py::test_main_rejects_wrong_words_with_one_line",
         "pipelines/cli/test_command_line.py::test_main_names_the_nearest_right_word",
         "pipelines/cli/test_command_line.py::test_dry_run_checks_the_gate",
-        "pipelines/test_evaluate.py::test_evaluate_rejects_settings_that_do_not_fit",
-        "pipelines/test_submit.py::test_submit_rejects_what_cannot_work_with_one_line",
+        "pipelines/stages/test_evaluate.py::test_evaluate_rejects_settings_that_do_not_fit",
+        "pipelines/jobs/test_submit.py::test_submit_rejects_what_cannot_work_with_one_line",
     ],
     "environments": [
         "pipelines/test_wrong_input.py::test_environments_are_rejected_with_one_line",
@@ -47,7 +47,7 @@ KINDS = {
     ],
     "data files": ["pipelines/test_wrong_input.py::test_data_files_are_rejected_with_one_line"],
     "model folders": ["pipelines/test_wrong_input.py::test_model_folders_are_rejected_with_one_line"],
-    "damaged results": ["pipelines/test_damaged_results.py"],
+    "damaged results": ["pipelines/test_corrupt_results.py"],
     "cluster specs": [
         "cluster/test_spec.py::test_load_cluster_rejects_a_wrong_spec_with_one_line",
         "cluster/test_recipe_checks.py::test_check_recipe_rejects_a_recipe_that_cannot_run",
