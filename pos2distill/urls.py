@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import http
 import http.client
 import logging
 import os
@@ -122,7 +123,10 @@ def _address(url: str) -> str | None:
     return None
 
 
-@functools.lru_cache(maxsize=64)  # caches successes only: a failure raises
+class _FaultOfServer(Exception):
+    """The server can be reached, but not in order: it may be silent the next time."""
+
+
 def require_answer(address: str, timeout_s: float) -> None:
     """Any answer will do, also a refusal: what it says is for the package that sends the actual requests.
 
@@ -130,16 +134,25 @@ def require_answer(address: str, timeout_s: float) -> None:
         OSError: if the server cannot be reached; a TimeoutError if it is silent.
         ValueError: if the address is not a URL.
     """
+    with contextlib.suppress(_FaultOfServer):
+        _ask(address, timeout_s)
+
+
+@functools.lru_cache(maxsize=64)  # caches answers only: a failure raises
+def _ask(address: str, timeout_s: float) -> None:
     request = urllib.request.Request(address, method="HEAD")
     try:
         urllib.request.urlopen(request, timeout=timeout_s).close()
     except urllib.error.HTTPError as answer:
         answer.close()
+        if answer.code >= http.HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise _FaultOfServer from None
     except urllib.error.URLError as error:
         # Certificates are checked by that package, which may have others. It also repeats requests whose connection
         # was lost.
         passing = (ssl.SSLError, ConnectionResetError, BrokenPipeError)
         if isinstance(error.reason, OSError) and not isinstance(error.reason, passing):
             raise error.reason from None
+        raise _FaultOfServer from None
     except (http.client.HTTPException, ConnectionResetError, BrokenPipeError):
-        pass
+        raise _FaultOfServer from None

@@ -142,7 +142,7 @@ def _kind(title: str) -> str:
     if "samplers" in title:
         return "sampler"
     if "RunCoordinatorActor" in title:
-        return "tracker"
+        return "coordinator"
     return "tasks"
 
 

@@ -175,6 +175,23 @@ def test_require_answer_takes_a_refusal_and_sends_no_further_request() -> None:
     assert Refuses.requests == ["/data"]
 
 
+def test_require_answer_asks_again_after_a_lost_connection() -> None:
+    """A server in an outage closes a connection, and is silent afterwards."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+
+        def close_one() -> None:
+            connection, _ = server.accept()
+            connection.close()
+
+        closing = threading.Thread(target=close_one)
+        closing.start()
+        require_answer(address, 10.0)
+        closing.join()
+        with pytest.raises(TimeoutError):
+            require_answer(address, 0.2)
+
+
 def test_require_answer_raises_for_a_silent_server_each_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for _ in range(2):
