@@ -42,7 +42,8 @@ def run_cluster(
         action: render, validate, submit, status, logs or delete.
         source: a cluster spec; for validate, also a file of manifests.
         words: a recipe, its overrides, and `spec.section.field=value` for the spec.
-        command: the `run.py` command that the job runs. gate: its options.
+        command: the `run.py` command that the job runs.
+        gate: its options.
         out: for render, a folder in which NAME.yaml is written; None: print the manifests.
         crds: for what checks manifests (render, validate, submit), a file or folder with KubeRay's CRDs.
         server: for the same, also ask the cluster that kubectl is configured for, which applies nothing.

@@ -19,10 +19,12 @@ from .recipe_file import RecipeFile, own_recipe
 class JobCommand:
     """`run.py COMMAND RECIPE OVERRIDES`, with the options of a gate, as a job runs it, and what `load_job` read of it.
 
-    recipe: loaded, with the overrides applied. recipe_in_pod: its name in the image, or the path of the user's own.
-    cells: the recipe of each study of its sweep; the recipe alone if it has none.
-    own_recipe: the user's own recipe, which a ConfigMap brings into the pod; None for a recipe of the image.
-    storage: the storage that the overrides set in place of the spec's; None if they set none.
+    Attributes:
+        recipe: loaded, with the overrides applied.
+        recipe_in_pod: its name in the image, or the path of the user's own.
+        cells: the recipe of each study of its sweep; the recipe alone if it has none.
+        own_recipe: the user's own recipe, which a ConfigMap brings into the pod; None for a recipe of the image.
+        storage: the storage that the overrides set in place of the spec's; None if they set none.
     """
 
     command: str
@@ -65,7 +67,8 @@ def load_job(
     Args:
         recipe_name: a recipe of the project, or the path of the user's own (see `recipe_file`).
         overrides: `section.field=value`, applied to the recipe.
-        command: the `run.py` command that the job runs. gate: its options.
+        command: the `run.py` command that the job runs.
+        gate: its options.
     Raises:
         UserError: for a secret in the command, and for a recipe that cannot be loaded or brought into a pod.
     """

@@ -136,7 +136,8 @@ def cluster_spec(spec: ClusterSpec, disks: Disks, own: RecipeFile | None = None)
     """The head and the node groups.
 
     Args:
-        disks: what `node_disks` returns. own: the user's recipe, which the head mounts.
+        disks: what `node_disks` returns.
+        own: the user's recipe, which the head mounts.
     """
     fields: KubeManifest = {
         "rayVersion": spec.ray_version,

@@ -27,8 +27,10 @@ _MESSAGE_LENGTH = 500
 class Finding:
     """One line of a report.
 
-    document: 1 for the first one of the file. title: kind and name of the manifest. path: the field's path. All three
-    are None if the finding is not about a single manifest.
+    Attributes:
+        document: 1 for the first one of the file.
+        title: kind and name of the manifest.
+        path: the field's path. All three are None if the finding is not about a single manifest.
     """
 
     level: Level

@@ -48,9 +48,12 @@ from .terminal import (
 class Command:
     """One command.
 
-    stages: all of its stages in the plan of one study, finished or not. run: runs those that are not finished and shows
-    the results. only_reads: runs no stage; its stages are those whose results it reads. takes_sweeps: runs every study
-    of a sweep; the others take one study. require: refuses to run while results of other commands are missing.
+    Attributes:
+        stages: all of its stages in the plan of one study, finished or not.
+        run: runs those that are not finished and shows the results.
+        only_reads: runs no stage; its stages are those whose results it reads.
+        takes_sweeps: runs every study of a sweep; the others take one study.
+        require: refuses to run while results of other commands are missing.
     """
 
     stages: Callable[[Plan], list[Stage]]
@@ -108,7 +111,8 @@ def run_evaluate(planned: PlannedStudy, *, gate: Gate | None = None, baseline: s
     """Measure the base model's curve and, once there is a checkpoint, the distilled one's; also write `evaluation/`.
 
     Args:
-        gate: limits for the last of these curves. baseline: URL of the predictions that it compares with.
+        gate: limits for the last of these curves.
+        baseline: URL of the predictions that it compares with.
     Returns: the evaluations of these models, in this order.
     Raises:
         GateError: if the data show that a limit is exceeded, or hardly any answer is right.

@@ -41,9 +41,13 @@ class Round:
 class Plan:
     """The stages of one study.
 
-    study: the whole study. search_scales, choose_slot: where settings ask for them. resolved: what sampling and
-    training take from these two. rounds: one, but for on-policy methods (`method.rounds`). other_tasks: by name.
-    fingerprint: the report's fingerprint; the report shows the results of all stages.
+    Attributes:
+        study: the whole study.
+        search_scales, choose_slot: where settings ask for them.
+        resolved: what sampling and training take from these two.
+        rounds: one, but for on-policy methods (`method.rounds`).
+        other_tasks: by name.
+        fingerprint: the report's fingerprint; the report shows the results of all stages.
     """
 
     study: Study

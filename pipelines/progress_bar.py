@@ -32,8 +32,11 @@ _quiet = threading.Event()  # set by --quiet
 class Figures:
     """What is shown of a stage at one moment.
 
-    count: finished so far. note: shown behind the figures. waiting_for: what happens before the first result; empty
-    once it is over. idle_seconds: since the last sign of progress that does not count, such as a wrong answer.
+    Attributes:
+        count: finished so far.
+        note: shown behind the figures.
+        waiting_for: what happens before the first result; empty once it is over.
+        idle_seconds: since the last sign of progress that does not count, such as a wrong answer.
     """
 
     count: int
@@ -104,7 +107,8 @@ def show_progress(spec: ProgressSpec, read: Callable[[], RunProgress | None], *,
     """Show a progress bar, or lines where there is no terminal, while the body runs.
 
     Args:
-        read: the latest figures; None while they cannot be had. hint: shown where nothing gets finished for long.
+        read: the latest figures; None while they cannot be had.
+        hint: shown where nothing gets finished for long.
     """
     with _display(progress_counter(spec, read, hint)):
         yield
@@ -156,7 +160,9 @@ def show_stage(label: str, total: int, *, done: int, unit: str, hint: str) -> It
     """Show a progress bar, or lines where there is no terminal, while the body counts.
 
     Args:
-        done: the count of an earlier run. unit: what is counted, in the singular. hint: as in `show_progress`.
+        done: the count of an earlier run.
+        unit: what is counted, in the singular.
+        hint: as in `show_progress`.
     """
     stage = StageProgress(done)
     with _display(ProgressDisplay(label, total, done, f"{unit}s", stage.figures, hint)):

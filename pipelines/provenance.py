@@ -32,12 +32,17 @@ UNFINISHED_FILE = "provenance-unfinished.json"  # for samples that are not publi
 class Provenance:
     """How and where an artifact was made.
 
-    command: as typed, quoted for a shell; empty where no command line made it. settings: all settings, resolved.
-    Neither repeats what looks like a secret. Settings of another task have its name as `task`.
-    revision: the checkout's commit, with `-dirty` if it was changed; empty without a checkout. date: UTC, ISO 8601; for
-    an artifact the end of its stage, to the millisecond, so that the newest of a storage is known.
-    hardware: the driver's machine. versions: those of the packages that it is made with. stage: the stage that made it.
-    inputs: the folders of the artifacts that this one was made from, by name.
+    Attributes:
+        command: as typed, quoted for a shell; empty where no command line made it.
+        settings: all settings, resolved. Neither repeats what looks like a secret. Settings of another task have its
+            name as `task`.
+        revision: the checkout's commit, with `-dirty` if it was changed; empty without a checkout.
+        date: UTC, ISO 8601; for an artifact the end of its stage, to the millisecond, so that the newest of a storage
+            is known.
+        hardware: the driver's machine.
+        versions: those of the packages that it is made with.
+        stage: the stage that made it.
+        inputs: the folders of the artifacts that this one was made from, by name.
     """
 
     command: str

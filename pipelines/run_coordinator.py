@@ -25,10 +25,15 @@ _PATIENCE_SECONDS = 120.0
 class ProgressSpec:
     """The stage whose progress is reported.
 
-    run: name of the run. label: `sample` counts kept samples, `distill` samples trained on.
-    total: samples to count to. stored: samples of an earlier run, by outcome. guard: is given every stored sample.
-    ids: those of all samples that may be made. selection: what an earlier run knows of them. trained: samples that an
-    earlier run processed, up to its last checkpoint.
+    Attributes:
+        run: name of the run.
+        label: `sample` counts kept samples, `distill` samples trained on.
+        total: samples to count to.
+        stored: samples of an earlier run, by outcome.
+        guard: is given every stored sample.
+        ids: those of all samples that may be made.
+        selection: what an earlier run knows of them.
+        trained: samples that an earlier run processed, up to its last checkpoint.
     """
 
     run: str
@@ -45,10 +50,13 @@ class ProgressSpec:
 class RunProgress:
     """The latest figures of a stage.
 
-    stored: samples by outcome. sampling_seconds: until the last of them was stored. actor_seconds: the time that the
-    actors of a pool worked, added up; only of pools whose calls do not overlap. trained: samples processed by
-    training, over all epochs. actors: how many began a batch in the last minutes, by pool. idle_seconds: the time since
-    the last sample was stored or the last step ended.
+    Attributes:
+        stored: samples by outcome.
+        sampling_seconds: until the last of them was stored.
+        actor_seconds: the time that the actors of a pool worked, added up; only of pools whose calls do not overlap.
+        trained: samples processed by training, over all epochs.
+        actors: how many began a batch in the last minutes, by pool.
+        idle_seconds: the time since the last sample was stored or the last step ended.
     """
 
     stored: Counter[str] = field(default_factory=Counter)

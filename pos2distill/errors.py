@@ -133,7 +133,8 @@ def did_you_mean_one(name: str, options: Iterable[str], *, likeness: float = 0.5
     """A hint with the nearest right name; nothing if none is near, where the whole choice would be too long.
 
     Args:
-        likeness: the least, 0 to 1. prefix: shown before the right name.
+        likeness: the least, 0 to 1.
+        prefix: shown before the right name.
     """
     near = difflib.get_close_matches(name, sorted(options), n=1, cutoff=likeness)
     return f"; did you mean '{prefix}{near[0]}'?" if near else ""

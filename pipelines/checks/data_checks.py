@@ -34,8 +34,10 @@ _MANY_UNKNOWN = 0.2
 class CheckedPrompts:
     """Evaluation prompts of one length.
 
-    text: the longest prompt that was checked, special tokens included. tokens: its length; None behind a server.
-    reserve: tokens kept free for the answer.
+    Attributes:
+        text: the longest prompt that was checked, special tokens included.
+        tokens: its length; None behind a server.
+        reserve: tokens kept free for the answer.
     """
 
     documents: int
@@ -48,9 +50,11 @@ class CheckedPrompts:
 class CheckedData:
     """The data of one task.
 
-    task: its name; None for the study itself. examples: what the stage `prepare` makes of it. counts: as that stage
-    counts records; None of a file of which only the first ones were read. prompts: one for each prompt length that is
-    evaluated.
+    Attributes:
+        task: its name; None for the study itself.
+        examples: what the stage `prepare` makes of it.
+        counts: as that stage counts records; None of a file of which only the first ones were read.
+        prompts: one for each prompt length that is evaluated.
     """
 
     task: str | None
@@ -99,8 +103,9 @@ def _tasks(plan: Plan) -> Iterator[tuple[str | None, Study, Stage]]:
 class _Examples:
     """The examples for training and for evaluation.
 
-    counts: as the stage `prepare` counts records; None of a file of which only the first ones were read. locations:
-    returns where the data set has an example, by its id.
+    Attributes:
+        counts: as the stage `prepare` counts records; None of a file of which only the first ones were read.
+        locations: returns where the data set has an example, by its id.
     """
 
     train: Iterable[Example]
@@ -164,8 +169,10 @@ def _check_prompts(
 class _Limits:
     """What prompts of a study must fit.
 
-    served_context: tokens of the server's context, if it reports them. vocabulary: its size; 0 behind a server.
-    locations: as in `_Examples`.
+    Attributes:
+        served_context: tokens of the server's context, if it reports them.
+        vocabulary: its size; 0 behind a server.
+        locations: as in `_Examples`.
     """
 
     study: Study

@@ -41,7 +41,8 @@ def warn_of_unused_local_gpus(recipe: Recipe, pools: Sequence[str], gpus: int) -
     """Print the settings with which a run would use this machine's GPUs, if none of its pools asks for one.
 
     Args:
-        pools: those that run a model. gpus: the number that this machine has.
+        pools: those that run a model.
+        gpus: the number that this machine has.
     """
     if not gpus or not pools or any(getattr(recipe.runtime, pool).gpus for pool in pools):
         return

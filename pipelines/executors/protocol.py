@@ -63,8 +63,10 @@ class Coordinator(Protocol):
 class Stream:
     """Samples that are made while training runs.
 
-    blocks: what is still missing, asked for whenever workers start; picklable. operators: make
-    samples of blocks. preserve_order: samples arrive in the order of the blocks.
+    Attributes:
+        blocks: what is still missing, asked for whenever workers start; picklable.
+        operators: make samples of blocks.
+        preserve_order: samples arrive in the order of the blocks.
     """
 
     blocks: Callable[[], list[pa.Table]]
@@ -101,7 +103,8 @@ class Executor(Protocol):
         """Run the operators over every block. Results come in any order. Closing it ends the operators.
 
         Args:
-            label: what this is, for messages. coordinator: shows which actors are working.
+            label: what this is, for messages.
+            coordinator: counts what is finished, and says which samples are still needed.
         Raises:
             UserError: whatever operator raised it, wherever it ran.
         """
@@ -113,7 +116,8 @@ class Executor(Protocol):
 
         Args:
             create: called in every actor; what it returns is called with each argument.
-            pool: their number and resources. label: what this is, for messages.
+            pool: their number and resources.
+            label: what this is, for messages.
         """
 
     def train(self, job: TrainingJob, stream: Stream, coordinator: Coordinator) -> TrainingOutcome:

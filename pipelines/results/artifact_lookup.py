@@ -78,7 +78,8 @@ def open_artifact(
     Of several of the same name, such as those of a sweep, the one that is taken is printed on stderr.
 
     Args:
-        kinds: each by the names of its artifacts. task, unfinished: see `list_artifacts`.
+        kinds: each by the names of its artifacts.
+        task, unfinished: see `list_artifacts`.
         newest: False to reject a storage with several of the same name.
     Raises:
         UserError: if there is neither, or there are several.

@@ -20,7 +20,9 @@ def write_folder(storage: str, name: str, files: Mapping[str, bytes], index: str
     """Write a folder of a storage, and first keep the one that shows other results.
 
     Args:
-        files: content by file name, which may contain a folder. index: the name of the JSON file; content: its content.
+        files: content by file name, which may contain a folder.
+        index: the name of the JSON file.
+        content: its content.
     """
     fs, root = open_url(storage, "runtime.storage")
     with storage_errors(storage, "runtime.storage"):

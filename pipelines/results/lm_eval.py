@@ -47,9 +47,11 @@ def process_results(doc, results):
 class Export:
     """What was exported.
 
-    groups: the names of the tasks by their group, one for each prompt length, the shortest first.
-    compared_with: what `compare` takes to compare other answers to these questions with the run's.
-    caveat: how the answers of another program will differ from the run's, which used a method; None if they will not.
+    Attributes:
+        groups: the names of the tasks by their group, one for each prompt length, the shortest first.
+        compared_with: what `compare` takes to compare other answers to these questions with the run's.
+        caveat: how the answers of another program will differ from the run's, which used a method; None if they will
+            not.
     """
 
     groups: dict[str, list[str]]
@@ -61,7 +63,8 @@ def export_tasks(run: str, folder: Path) -> Export:
     """Write the questions of a run at every evaluated position as tasks.
 
     Args:
-        run: a storage, or the path of an artifact with answers. folder: a new or empty one.
+        run: a storage, or the path of an artifact with answers.
+        folder: a new or empty one.
     Raises:
         UserError: if the run has no answers or its model is behind a server, if the folder holds files, or if the text
             of a prompt would not be read as the tokens of the prompt.
@@ -138,7 +141,8 @@ def read_sample_logs(paths: list[str], folder: str) -> pa.Table:
     """Scores of the harness's answers to exported questions, in those columns of `PREDICTION_SCHEMA` that it knows.
 
     Args:
-        paths: the result of `find_sample_logs`. folder: where they were found.
+        paths: the result of `find_sample_logs`.
+        folder: where they were found.
     Raises:
         UserError: if a line is not of an exported task, with its file and number.
     """

@@ -25,10 +25,14 @@ _EVALUATION = "evaluation"  # the folder of the results of `evaluate`
 class RunSummary:
     """What the report of a study, or the results of `evaluate`, say of what is listed and compared.
 
-    folder: that of the report or the results. curves: those of the models `base` and `distilled`, of which an
-    evaluation may have the first one only; artifacts: the folders of their answers. model: the path of the base model.
-    method: `none` if the base model alone was evaluated. inference: the method that all answered with. bootstrap: the
-    settings of intervals.
+    Attributes:
+        folder: that of the report or the results.
+        curves: those of the models `base` and `distilled`, of which an evaluation may have the first one only.
+        artifacts: the folders of their answers.
+        model: the path of the base model.
+        method: `none` if the base model alone was evaluated.
+        inference: the method that all answered with.
+        bootstrap: the settings of intervals.
     """
 
     folder: str

@@ -44,8 +44,10 @@ PROMPT_FIELDS = ("model", "data.template", "data.prompt", "data.metric", "data.h
 class Answers:
     """The answers of one model to some examples.
 
-    predictions: a table of `PREDICTION_SCHEMA`, sorted by prompt length, example, placement and order, of the examples
-    that are answered at every placement. refused: a table of `REFUSAL_SCHEMA`, of all others.
+    Attributes:
+        predictions: a table of `PREDICTION_SCHEMA`, sorted by prompt length, example, placement and order, of the
+            examples that are answered at every placement.
+        refused: a table of `REFUSAL_SCHEMA`, of all others.
     """
 
     predictions: pa.Table

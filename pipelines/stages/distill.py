@@ -52,8 +52,8 @@ def plan(context: PlanContext, samples: Stage, *, round_number: int = 1, student
 
     Args:
         samples: the stage whose samples are trained on.
-        round_number: 1 for the first round. student: the earlier round that made the model which is trained further;
-            default: the study's model.
+        round_number: 1 for the first round.
+        student: the earlier round that made the model which is trained further; default: the study's model.
     """
     study, digests = context.study, context.digests
     fields = [*_FIELDS]

@@ -11,9 +11,11 @@ from .stage import Digests, Input, Stage
 class PlanContext:
     """What the stages of a study are planned from.
 
-    study: as it is computed with, with the commit of a hub model. prepare: the stage that prepares its data.
-    search_scales, choose_slot: the stages that measure what settings ask for; None where nothing asks for it.
-    task: the name of another task that the models are evaluated on; None for the study's own.
+    Attributes:
+        study: as it is computed with, with the commit of a hub model.
+        prepare: the stage that prepares its data.
+        search_scales, choose_slot: the stages that measure what settings ask for; None where nothing asks for it.
+        task: the name of another task that the models are evaluated on; None for the study's own.
     """
 
     study: Study

@@ -60,8 +60,8 @@ def plan(context: PlanContext, *, round_number: int = 1, student: Stage | None =
     """The stage of a study.
 
     Args:
-        round_number: 1 for the first round. student: the earlier round that made the model which answers; default: the
-            study's model.
+        round_number: 1 for the first round.
+        student: the earlier round that made the model which answers; default: the study's model.
     """
     study, digests = context.study, context.digests
     fields = [*_FIELDS]
@@ -128,7 +128,8 @@ def progress_spec(stage: Stage, context: RunContext, label: str, *, epochs: int 
     """The progress that is reported while samples are made.
 
     Args:
-        label: `sample` or `distill`. epochs: how often the samples are counted.
+        label: `sample` or `distill`.
+        epochs: how often the samples are counted.
     """
     ids = sample_ids_of(stage)
     stored = SampleStore(stage.artifact).read_tally(ids).outcomes

@@ -22,8 +22,10 @@ from ..executors.protocol import Executor
 class Input:
     """A result of an earlier stage that a stage reads.
 
-    artifact: where it is stored. fingerprint: covers everything that the part which is read depends on; of an artifact
-    with several parts (training and evaluation examples) a part depends on less than the whole.
+    Attributes:
+        artifact: where it is stored.
+        fingerprint: covers everything that the part which is read depends on; of an artifact with several parts
+            (training and evaluation examples) a part depends on less than the whole.
     """
 
     artifact: Artifact
@@ -57,8 +59,10 @@ class Input:
 class RunContext:
     """Where and how a stage runs. Nothing here changes its result.
 
-    logged_settings: all settings of the study as plain values, for the experiment trackers alone. What a stage computes
-    with is its own `study`. lease: the right to write to the storage.
+    Attributes:
+        logged_settings: all settings of the study as plain values, for the experiment trackers alone. What a stage
+            computes with is its own `study`.
+        lease: the right to write to the storage.
     """
 
     name: str
@@ -77,10 +81,14 @@ class Stage:
     not declare is reset to its default, see `restrict`), and the derived settings. Besides this value, `run` receives
     only the `RunContext`. So no other setting of the study can influence the artifact.
 
-    name: as people see it. study: restricted to the declared settings. inputs: results of earlier stages, by name.
-    derived: values computed from settings, by name. run: makes and publishes the artifact.
-    streams: earlier stages, by the name of the input, that `run` finishes itself if they are not finished. They are not
-    in the fingerprint, since the input's fingerprint covers what is read of their results.
+    Attributes:
+        name: as people see it.
+        study: restricted to the declared settings.
+        inputs: results of earlier stages, by name.
+        derived: values computed from settings, by name.
+        run: makes and publishes the artifact.
+        streams: earlier stages, by the name of the input, that `run` finishes itself if they are not finished. They are
+            not in the fingerprint, since the input's fingerprint covers what is read of their results.
     """
 
     name: str

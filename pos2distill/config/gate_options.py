@@ -7,8 +7,10 @@ from dataclasses import dataclass
 class GateOptions:
     """Limits in percentage points, named as on the command line; None: not given.
 
-    fail_if_gap_above: limit of the GAP. fail_if_mean_below: limit of the mean accuracy.
-    fail_if_drop_above: limit of the drop of the mean below that of `baseline`, the folder or URL of an evaluation.
+    Attributes:
+        fail_if_gap_above: limit of the GAP.
+        fail_if_mean_below: limit of the mean accuracy.
+        fail_if_drop_above: limit of the drop of the mean below that of `baseline`, the folder or URL of an evaluation.
     """
 
     fail_if_gap_above: float | None = None

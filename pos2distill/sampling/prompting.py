@@ -38,13 +38,14 @@ PromptKey = tuple[int, str, int, int]
 class PromptSpec:
     """Which prompts one example gives: a number of documents, and placements of the gold documents.
 
-    documents: number of documents; `gold`: only the example's gold documents.
-    placements: the placements by the example's number of hops; each number of hops has equally many. None: for samples,
-    since the method decides their slots.
-    slot_of_rank: where documents are reordered, the slot at which the document of each rank is shown. A placement then
-    holds the gold documents' ranks.
-    orders: number of orders of the distractors. Every placement is shown in each of them: first the data set's order,
-    then random ones.
+    Attributes:
+        documents: number of documents; `gold`: only the example's gold documents.
+        placements: the placements by the example's number of hops; each number of hops has equally many. None: for
+            samples, since the method decides their slots.
+        slot_of_rank: where documents are reordered, the slot at which the document of each rank is shown. A placement
+            then holds the gold documents' ranks.
+        orders: number of orders of the distractors. Every placement is shown in each of them: first the data set's
+            order, then random ones.
     """
 
     documents: int | Literal["gold"]

@@ -190,7 +190,8 @@ class ShardReader:
     """This worker's part of the stream, read by a thread, so that `poll` never waits long.
 
     Args:
-        shard: part of the stream. rows: how many are read at a time.
+        shard: part of the stream.
+        rows: how many are read at a time.
     """
 
     def __init__(self, shard: DataIterator, rows: int) -> None:

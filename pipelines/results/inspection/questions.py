@@ -26,10 +26,12 @@ _SAMPLE_OUTCOMES = ("kept", "wrong", "empty", "failed", "cut")
 class QuestionFilter:
     """Which questions to show.
 
-    example: an id, or text in the id or the question. position: that of the gold documents, such as `3` or `1>5`.
-    documents: how many the prompt has.
-    outcome: for answers right, wrong, gained, lost, flipped (gained or lost), cut or refused; for samples kept, wrong,
-    empty, failed or cut.
+    Attributes:
+        example: an id, or text in the id or the question.
+        position: that of the gold documents, such as `3` or `1>5`.
+        documents: how many the prompt has.
+        outcome: for answers right, wrong, gained, lost, flipped (gained or lost), cut or refused; for samples kept,
+            wrong, empty, failed or cut.
     """
 
     example: str | None = None
@@ -63,7 +65,8 @@ def iter_questions(
     Args:
         run: a storage, or the path of an artifact with answers or samples.
         samples: show the samples of a storage, not its answers; also those of a run that did not finish them.
-        prompts: show the text of each prompt. entropy: show the teacher's entropy at each token of kept samples.
+        prompts: show the text of each prompt.
+        entropy: show the teacher's entropy at each token of kept samples.
         task: one of `evaluation.also_evaluate`, of a storage. Default: the main task.
     Raises:
         UserError: if the run has no answers or samples, or none at this position, or its samples no teacher states

@@ -14,8 +14,9 @@ Row = dict[str, Any]
 class PromptParts:
     """What a prompt is built from.
 
-    order: 0 is the data set's. slot_of_rank: where documents are reordered, the slot of the document of each
-    rank.
+    Attributes:
+        order: 0 is the data set's.
+        slot_of_rank: where documents are reordered, the slot of the document of each rank.
     """
 
     example: Example
@@ -29,9 +30,10 @@ class PromptParts:
 class InspectedRow:
     """A question at one position, before it is known whether it is shown.
 
-    prompt: its token ids where they are stored, or what it is built from. read_entropy: reads what `--entropy` shows;
-    None where that is not asked for or not known. It is called for rows that are shown alone, since the hidden states
-    of all samples may not fit the memory.
+    Attributes:
+        prompt: its token ids where they are stored, or what it is built from.
+        read_entropy: reads what `--entropy` shows; None where that is not asked for or not known. It is called for rows
+            that are shown alone, since the hidden states of all samples may not fit the memory.
     """
 
     values: Row

@@ -76,7 +76,8 @@ class TeacherEntropy:
     H_t = - sum_v p_tv log p_tv, in nats, of the teacher's distribution p_t at token t
 
     Args:
-        study: the study with the teacher. store, store_index: the samples with its hidden states.
+        study: the study with the teacher.
+        store, store_index: the samples with its hidden states.
     """
 
     def __init__(self, study: Study, store: SampleStore, store_index: StoreIndex) -> None:
