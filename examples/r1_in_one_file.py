@@ -135,7 +135,7 @@ def main(model: str, data: str, documents: int, rate: float, out: str) -> None:
                 kept.append([(at, prompt, make_prompt(tokenizer, example, documents, at), response) for at in slots])
         print(f"kept {len(kept)} of {TRAIN_EXAMPLES} responses", flush=True)
     if not kept:
-        raise SystemExit(f"{model}: no response is right, so there is nothing to train on")
+        raise SystemExit(f"{model}: no response is correct, so there is nothing to train on")
     epoch = DataLoader(kept, EXAMPLES_PER_BATCH, shuffle=True, collate_fn=lambda examples: [*chain(*examples)])
     distill(student, teacher, [rows for _ in range(EPOCHS) for rows in epoch], last, rate)
     print("after:", accuracy_by_slot(student, tokenizer, held_out, documents), flush=True)

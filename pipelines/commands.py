@@ -115,7 +115,7 @@ def run_evaluate(planned: PlannedStudy, *, gate: Gate | None = None, baseline: s
         baseline: URL of the predictions that it compares with.
     Returns: the evaluations of these models, in this order.
     Raises:
-        GateError: if the data show that a limit is exceeded, or hardly any answer is right.
+        GateError: if the data show that a limit is exceeded, or hardly any answer is correct.
     """
     recipe, plan = planned.recipe, planned.plan
     if plan.other_tasks:

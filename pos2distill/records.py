@@ -47,7 +47,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A question, its answers (any of them is right) and its documents: one gold document a hop, and distractors."""
+    """A question, its answers (any of them is correct) and its documents: one gold document a hop, and distractors."""
 
     example_id: str
     question: str

@@ -59,7 +59,7 @@ def add_browsing(add_command: Callable[[str, str, str], argparse.ArgumentParser]
     inspect.add_argument(
         "--outcome",
         metavar="NAME",
-        help="show only answers with this outcome: right, wrong, gained, lost, flipped, cut or refused; with "
+        help="show only answers with this outcome: correct, wrong, gained, lost, flipped, cut or refused; with "
         "--samples: kept, wrong, empty, failed or cut",
     )
     inspect.add_argument(
@@ -159,7 +159,7 @@ def _format_answers(row: dict[str, Any]) -> str:
 
 
 def _format_answer(answer: dict[str, Any]) -> str:
-    notes = ["right" if answer["right"] else "wrong"]
+    notes = ["correct" if answer["correct"] else "wrong"]
     if answer["cut"]:
         notes.append("cut at the length limit")
     if answer.get("found_in_documents"):

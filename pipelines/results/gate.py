@@ -46,7 +46,7 @@ def check_evaluation(gate: Gate, study: Study, evaluation: Evaluation, baseline:
     Args:
         baseline: the result of `read_baseline`; None without a baseline.
     Raises:
-        GateError: if the data show that a limit is exceeded, or hardly any answer is right.
+        GateError: if the data show that a limit is exceeded, or hardly any answer is correct.
         UserError: if the baseline has other questions or slots.
     """
     grid = to_grid(evaluation.predictions, study.data.documents, evaluation.refused["example_id"].to_pylist())

@@ -75,10 +75,10 @@ def plan(
 
 
 def run(stage: Stage, context: RunContext) -> Manifest:
-    """Answer at the advantageous slot (base model), pass over the right answers at every placement, and summarize.
+    """Answer at the advantageous slot (base model), pass over the correct answers at every placement, and summarize.
 
-    Counts: examples = right + wrong + empty + failed, of the answers at the advantageous slot; passes = right answers *
-    placements.
+    Counts: examples = correct + wrong + empty + failed, of the answers at the advantageous slot; passes = correct
+    answers * placements.
     """
     base = resolve_auto_settings(stage.study, stage.inputs)
     study = with_distilled(base, stage.inputs)
@@ -110,7 +110,7 @@ def read_analysis(stage: Stage) -> dict[str, Any]:
 
 
 def _answer(stage: Stage, study: Study, context: RunContext, parts: TableParts) -> tuple[pa.Table, dict[str, int]]:
-    """The right greedy answers at the advantageous slot, and what became of all.
+    """The correct greedy answers at the advantageous slot, and what became of all.
 
     Answers that the evaluation has are taken from it, so that no engine starts if it evaluated that slot. Others are
     stored in parts as they come.
@@ -129,10 +129,10 @@ def _answer(stage: Stage, study: Study, context: RunContext, parts: TableParts) 
                 shown.update(len(generated))
     answers = pa.concat_tables([evaluated, parts.read()])
     counts = {"examples": len(records)}
-    for name, outcome in (("right", "kept"), ("wrong", "wrong"), ("empty", "empty"), ("failed", "failed")):
+    for name, outcome in (("correct", "kept"), ("wrong", "wrong"), ("empty", "empty"), ("failed", "failed")):
         counts[name] = int(np.sum(np.asarray(answers["outcome"]) == outcome))
-    right = answers.filter(pc.equal(answers["outcome"], "kept")).sort_by("example_id")
-    return right.drop_columns(["outcome"]), counts
+    correct = answers.filter(pc.equal(answers["outcome"], "kept")).sort_by("example_id")
+    return correct.drop_columns(["outcome"]), counts
 
 
 def _evaluated_answers(stage: Stage, study: Study, records: Sequence[dict[str, Any]]) -> pa.Table:

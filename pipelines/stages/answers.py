@@ -215,18 +215,18 @@ def count_answers(examples: int, answers: Answers) -> dict[str, int]:
     """What became of every example and prompt, and the tokens of both unless a server did not count them.
 
     Counts: refused of the examples are left out, because a server refuses one of their prompts; absent if there are
-    none. prompts = right + wrong, of the others; hit_max_tokens of them were cut off at the length limit; thoughts and
-    unfinished_thoughts: see `count_thoughts`.
+    none. prompts = correct + wrong, of the others; hit_max_tokens of them were cut off at the length limit; thoughts
+    and unfinished_thoughts: see `count_thoughts`.
     """
     predictions = answers.predictions
-    right = pc.sum(predictions["correct"]).as_py()
+    correct = pc.sum(predictions["correct"]).as_py()
     counts = {"examples": examples}
     if len(answers.refused):
         counts["refused"] = _count_examples(answers.refused)
     counts |= {
         "prompts": len(predictions),
-        "right": right,
-        "wrong": len(predictions) - right,
+        "correct": correct,
+        "wrong": len(predictions) - correct,
         "hit_max_tokens": pc.sum(pc.equal(predictions["finish_reason"], "length")).as_py(),
         **count_thoughts(predictions["text"].to_pylist()),
     }

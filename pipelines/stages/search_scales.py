@@ -49,7 +49,7 @@ def plan(context: PlanContext) -> Stage:
 def run(stage: Stage, context: RunContext) -> Manifest:
     """Measure one generation of candidates after the other, and record the scales of the fittest.
 
-    Counts: prompts = candidates * examples * slots; without_right_answers of the candidates answer nothing right.
+    Counts: prompts = candidates * examples * slots; without_correct_answers of the candidates give no correct answer.
     """
     with recorded_seconds(stage, context, "search") as seconds:
         layers = _layers(stage.study.model)
@@ -71,7 +71,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     }
     counts = {
         "candidates": len(candidates),
-        "without_right_answers": sum(not any(candidate.accuracy) for candidate in candidates),
+        "without_correct_answers": sum(not any(candidate.accuracy) for candidate in candidates),
         "examples": examples,
         "prompts": len(candidates) * examples * len(placements),
     }

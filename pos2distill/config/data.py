@@ -52,7 +52,7 @@ class DataSection(Section):
     )
     metric: Metric = Field(
         default_factory=_default_metric,
-        description="When an answer is right. `sub_em`: its first line contains a reference answer, after SQuAD's "
+        description="When an answer is correct. `sub_em`: its first line contains a reference answer, after SQuAD's "
         "normalization; `substring`: its whole text contains one in lower case, as in the key-value "
         "benchmark; `em`: the text after 'The answer is:' equals one. Default: `substring` for prompt kv, "
         "`em` for reasoning, coc and templates that ask for 'The answer is', else `sub_em`.",

@@ -34,7 +34,7 @@ class EvaluationSection(Section):
         ge=1,
         description="Orders of the distractors in which every question is asked at each slot: the data set's, then "
         "distinct random ones; at most (documents - gold documents)!. With several, the report has the "
-        "fraction of questions that are right in one order and wrong in another.",
+        "fraction of questions that are correct in one order and wrong in another.",
     )
     retriever_ranks: tuple[float, ...] = Field(
         (),

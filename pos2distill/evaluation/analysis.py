@@ -64,7 +64,7 @@ def _skipped(reason: str) -> dict[str, Any]:
 
 def _token_shift(passes: pa.Table, seed: int) -> dict[str, Any]:
     if not len(passes):
-        return _skipped("no answer at the advantageous slot was right")
+        return _skipped("no answer at the advantageous slot was correct")
     shifts = []
     for row in passes.select(["slots", "placement_slots", "kl", "agrees"]).to_pylist():
         trivial = [slots != row["slots"] for slots in row["placement_slots"]]
@@ -74,7 +74,7 @@ def _token_shift(passes: pa.Table, seed: int) -> dict[str, Any]:
 
 def _attention(passes: pa.Table, documents: int, seed: int) -> dict[str, Any]:
     if not len(passes):
-        return _skipped("no answer at the advantageous slot was right")
+        return _skipped("no answer at the advantageous slot was correct")
     rows = passes.select(["placement_slots", "layers", "attention"]).to_pylist()
     layers = rows[0]["layers"]
     if not layers:

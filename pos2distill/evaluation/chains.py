@@ -35,9 +35,9 @@ class Chain:
             retrieval: it names a document that is not gold before it has named all gold ones, or never names all of
             them;
             reasoning: no answer occurs before the conclusion, or the chain has no conclusion;
-            answer: the conclusion is not right, though the chain contains the answer;
-            none: right, with the right documents.
-        correct: whether the answer is right, which it may be in spite of a failed step.
+            answer: the conclusion is not correct, though the chain contains the answer;
+            none: correct, with the right documents.
+        correct: whether the answer is correct, which it may be in spite of a failed step.
         wrong_slot: 0-based slot of the document at which retrieval failed; None if the chain named no wrong document,
             or a number that no document has.
         golds_before: how many gold documents it named before, which is the index of the hop that failed.
@@ -125,8 +125,8 @@ def _ratios(chains: Sequence[tuple[str, Chain]], seed: int) -> dict[str, Any]:
             failed_E, count_E, answers=int(count_E.max()), bootstrap_samples=RESAMPLES, seed=seed
         )
         ratios[step] = {"value": float(failed_E.sum() / count_E.sum()), "ci95": list(interval)}
-    right_anyway = [chain for _, chain in chains if chain.correct and chain.failed != "none"]
-    ratios["right_in_spite_of_a_failed_step"] = len(right_anyway) / len(chains)
+    correct_anyway = [chain for _, chain in chains if chain.correct and chain.failed != "none"]
+    ratios["correct_in_spite_of_a_failed_step"] = len(correct_anyway) / len(chains)
     return ratios
 
 

@@ -82,12 +82,12 @@ def _shortage_warning(counts: Mapping[str, int]) -> str | None:
 
 
 def _search_warning(counts: Mapping[str, int]) -> str | None:
-    """A warning if more than half the candidates of a search for RoPE scales answer nothing right, else None."""
-    candidates, useless = counts.get("candidates", 0), counts.get("without_right_answers", 0)
+    """A warning if more than half the candidates of a search for RoPE scales give no correct answer, else None."""
+    candidates, useless = counts.get("candidates", 0), counts.get("without_correct_answers", 0)
     if 2 * useless <= candidates:
         return None
     return (
-        f"{useless} of {candidates} candidates answer nothing right, so that few could be compared; lower "
+        f"{useless} of {candidates} candidates give no correct answer, so that few could be compared; lower "
         f"inference.search.largest, or increase inference.search.population"
     )
 

@@ -86,7 +86,7 @@ def check_gate(
         bootstrap_samples, seed: settings of the intervals.
     Returns: for each limit that it passes.
     Raises:
-        GateError: naming the first limit that is exceeded; or if hardly any answer is right, since then the GAP means
+        GateError: naming the first limit that is exceeded; or if hardly any answer is correct, since then the GAP means
             nothing.
         GridMismatch: if the baseline has other questions or slots.
     """

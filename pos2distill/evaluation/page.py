@@ -39,13 +39,13 @@ TEMPLATES.filters["code_span"] = code_span
 TEMPLATES.globals |= {"format_estimate": format_estimate, "format_gap": format_gap, "reference_names": REFERENCES}
 
 # The filters of the browser of questions, whose conditions are in page.js.j2: for one model, and for two.
-_WRONG_ELSEWHERE = "wrong, but right at another position"
+_WRONG_ELSEWHERE = "wrong, but correct at another position"
 _CUT = "cut at the length limit"
 _OUTCOMES_OF_ONE = {"wrong": "wrong", "elsewhere": _WRONG_ELSEWHERE, "cut": _CUT}
 _OUTCOMES_OF_TWO = {
     "flipped": "flipped (gained or lost)",
-    "gained": "gained: wrong before, right after",
-    "lost": "lost: right before, wrong after",
+    "gained": "gained: wrong before, correct after",
+    "lost": "lost: correct before, wrong after",
     "wrong": "wrong after",
     "elsewhere": f"after: {_WRONG_ELSEWHERE}",
     "cut": _CUT,

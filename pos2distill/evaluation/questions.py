@@ -24,7 +24,7 @@ from pos2distill.tasks.permutations import arrange
 from pos2distill.tasks.prompts import Wording, raw_messages, to_template
 
 # Bits of an answer's flags.
-RIGHT, CUT = 1, 2
+CORRECT, CUT = 1, 2
 
 # Base64 characters. With the charts' library of 0.9 MB, a report stays below 10 MB.
 _MOST_CHARACTERS = 8_500_000
@@ -191,7 +191,7 @@ def _by_prompt(predictions: pa.Table, documents: int) -> dict[tuple[str, int], d
 
 def _to_answer(answer: Mapping[str, Any], found_in: Attribution) -> list[Any]:
     """[text, flags, the documents that hold it if it is wrong, else null]."""
-    flags = (RIGHT if answer["correct"] else 0) | (CUT if answer["finish_reason"] == "length" else 0)
+    flags = (CORRECT if answer["correct"] else 0) | (CUT if answer["finish_reason"] == "length" else 0)
     sources = None if answer["correct"] else found_in(answer["text"])
     return [answer["text"], flags, sources]
 

@@ -61,8 +61,8 @@ class Curve:
         gap: max - min of accuracy_by_slot.
         gap_corrected: without its upward bias (see `corrected_gap`).
         position_p: the probability that slots differ at least as much if position has no effect.
-        broken_by_order: by slot, the fraction of questions that are right in one order of the distractors and wrong in
-            another (PSR); empty for one order.
+        broken_by_order: by slot, the fraction of questions that are correct in one order of the distractors and
+            wrong in another (PSR); empty for one order.
         by_group: mean accuracy of each group of placements.
         f1: mean token F1.
         accuracy_ci95, ci95, gap_ci95, by_group_ci95: 95 % intervals, see `statistics`; `ci95` is that of the mean.
@@ -88,12 +88,12 @@ class Curve:
 
     @property
     def why_gap_is_meaningless(self) -> str | None:
-        """Why the GAP says nothing: a model without right answers has GAP 0. None if it is meaningful."""
+        """Why the GAP says nothing: a model without correct answers has GAP 0. None if it is meaningful."""
         if not self.mean:
-            return "no answer is right"
+            return "no answer is correct"
         # The best slot decides, since a model may answer at only one of many slots.
         if max(high for _, high in self.accuracy_ci95) < _HARDLY_ANY:
-            return "hardly any answer is right"
+            return "hardly any answer is correct"
         return None
 
 

@@ -10,7 +10,7 @@ def most_consistent(texts: Sequence[str]) -> int:
 
         argmax_i 1 / (N - 1) sum_{j != i} F1(text_i, text_j)
 
-    Minimum Bayes risk with risk 1 - F1, where the samples stand for the distribution of right answers. F1 is computed
+    Minimum Bayes risk with risk 1 - F1, where the samples stand for the distribution of correct answers. F1 is computed
     on normalized words (SQuAD). The paper compares texts by a sentence embedding instead, which needs a second model.
     An empty text agrees with no other text.
     """

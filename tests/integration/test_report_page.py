@@ -209,7 +209,7 @@ def test_evaluation_page_shows_the_message_that_the_server_got(evaluation_page: 
 def test_evaluation_page_filters_questions(evaluation_page: Page) -> None:
     """Question 0 alone is wrong: at the first position, and right at the others."""
     assert count(evaluation_page) == "25 of 25 questions, 1 to 20 shown"
-    assert "right at 2 of 3 positions · ✗✓✓" in evaluation_page.inner_text(".question summary")
+    assert "correct at 2 of 3 positions · ✗✓✓" in evaluation_page.inner_text(".question summary")
     outcomes = evaluation_page.locator("#outcome option").evaluate_all("all => all.map((each) => each.value)")
     assert outcomes == ["all", "wrong", "elsewhere", "cut"]
     for position, expected in (("", 1), ("0", 1), ("1", 0)):

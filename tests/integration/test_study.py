@@ -59,7 +59,7 @@ def test_run_study_counts_add_up_from_the_file_to_the_last_answer(finished: Reci
     assert counts["distill"]["rows"] == sampled["kept"] * (finished.study.method.k + 1)
     for stage in ("evaluate base", "evaluate distilled"):
         prompts = examples["eval"] * (4 + 2)
-        assert counts[stage]["prompts"] == prompts == counts[stage]["right"] + counts[stage]["wrong"]
+        assert counts[stage]["prompts"] == prompts == counts[stage]["correct"] + counts[stage]["wrong"]
 
 
 def test_run_study_report_is_one_page_with_everything_inside(finished: Recipe) -> None:

@@ -103,7 +103,7 @@ def _answer_values(answer: _Answer, prompt: PromptParts, attribution: Attributio
     """What is shown of one model's answer. found_in_documents: positions of those that hold a wrong answer's words."""
     values: Row = {
         "text": answer["text"],
-        "right": answer["correct"],
+        "correct": answer["correct"],
         "cut": answer["finish_reason"] == "length",
     }
     # `document_order` knows the data set's order of the distractors alone.
@@ -115,16 +115,16 @@ def _answer_values(answer: _Answer, prompt: PromptParts, attribution: Attributio
 
 
 def _outcomes(values: Row) -> list[str]:
-    """What became of the answer: right or wrong of the last model, and the change if there are two.
+    """What became of the answer: correct or wrong of the last model, and the change if there are two.
 
     Or `refused`, of a prompt that a server refused.
     """
     if "error" in values:
         return ["refused"]
     last = values["after"] if "after" in values else values["before"]
-    outcomes = ["right" if last["right"] else "wrong"]
-    if "before" in values and "after" in values and values["before"]["right"] != values["after"]["right"]:
-        outcomes += ["gained" if values["after"]["right"] else "lost", "flipped"]
+    outcomes = ["correct" if last["correct"] else "wrong"]
+    if "before" in values and "after" in values and values["before"]["correct"] != values["after"]["correct"]:
+        outcomes += ["gained" if values["after"]["correct"] else "lost", "flipped"]
     if any(values[name]["cut"] for name in ("before", "after") if name in values):
         outcomes.append("cut")
     return outcomes

@@ -18,7 +18,7 @@ from .samples import sample_rows
 
 SCORES = (DISTILLED_SCORES, BASE_SCORES)
 _CHANGES = ("gained", "lost", "flipped")
-_ANSWER_OUTCOMES = ("right", "wrong", *_CHANGES, "cut", "refused")
+_ANSWER_OUTCOMES = ("correct", "wrong", *_CHANGES, "cut", "refused")
 _SAMPLE_OUTCOMES = ("kept", "wrong", "empty", "failed", "cut")
 
 
@@ -30,7 +30,7 @@ class QuestionFilter:
         example: an id, or text in the id or the question.
         position: that of the gold documents, such as `3` or `1>5`.
         documents: how many the prompt has.
-        outcome: for answers right, wrong, gained, lost, flipped (gained or lost), cut or refused; for samples kept,
+        outcome: for answers correct, wrong, gained, lost, flipped (gained or lost), cut or refused; for samples kept,
             wrong, empty, failed or cut.
     """
 

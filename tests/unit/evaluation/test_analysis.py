@@ -54,7 +54,7 @@ def test_summarize_analysis_attributes_wrong_answers_at_the_length_of_training()
     wrong = summary["wrong_answers"]
     assert (wrong["answers"], wrong["wrong"], wrong["by_slot"]) == (2, 1, [0, 1, 0])
     assert summary["slots"] == [[0], [2]]
-    assert summary["token_shift"] == {"skipped": "no answer at the advantageous slot was right"}
+    assert summary["token_shift"] == {"skipped": "no answer at the advantageous slot was correct"}
     json.dumps(summary, allow_nan=False)
 
 

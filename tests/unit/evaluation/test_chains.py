@@ -74,7 +74,7 @@ def test_summarize_chains_ratios_by_group() -> None:
         "answer": 0.25,
         "none": 0.25,
     }
-    assert summary["overall"]["right_in_spite_of_a_failed_step"] == 0.25
+    assert summary["overall"]["correct_in_spite_of_a_failed_step"] == 0.25
     assert summary["by_group"]["reversed"]["retrieval"]["value"] == 1
     assert summary["by_group"]["connected"]["retrieval"]["value"] == 0
     assert summary["retrieval_failed_after_golds"] == {"0": 1, "1": 1}

@@ -61,13 +61,13 @@ def test_count_warnings_of_a_shortage_if_fewer_are_kept_than_wanted() -> None:
 
 
 def test_count_warnings_of_a_search_if_most_candidates_answer_nothing() -> None:
-    counts = {"candidates": 12, "without_right_answers": 7, "examples": 20, "prompts": 720}
+    counts = {"candidates": 12, "without_correct_answers": 7, "examples": 20, "prompts": 720}
     line = (
-        "7 of 12 candidates answer nothing right, so that few could be compared; lower inference.search.largest, or "
+        "7 of 12 candidates give no correct answer, so that few could be compared; lower inference.search.largest, or "
         "increase inference.search.population"
     )
     assert count_warnings(counts) == [line]
-    assert count_warnings(counts | {"without_right_answers": 6}) == []
+    assert count_warnings(counts | {"without_correct_answers": 6}) == []
     assert count_warnings({"prompts": 20}) == []
 
 

@@ -112,14 +112,14 @@ def test_drop_against_other_questions() -> None:
 
 
 def test_no_right_answer_fails() -> None:
-    with pytest.raises(GateError, match=r"^no answer is right \(mean 0.0\), so the GAP means nothing$"):
+    with pytest.raises(GateError, match=r"^no answer is correct \(mean 0.0\), so the GAP means nothing$"):
         check(Gate(gap_above=100), grid_of((0, 0), 10))
 
 
 def test_hardly_any_right_answer_fails_a_limit_of_the_gap_alone() -> None:
     """2 of 2,300 answers: a broken model, whose GAP is within any limit."""
     broken = grid_of((2, 0), 1150)
-    with pytest.raises(GateError, match=r"^hardly any answer is right \(mean 0.1\), so the GAP means nothing$"):
+    with pytest.raises(GateError, match=r"^hardly any answer is correct \(mean 0.1\), so the GAP means nothing$"):
         check(Gate(gap_above=5), broken)
     assert check(Gate(mean_below=0), broken) == ["mean 0.1 is not below 0"]
 

@@ -3,8 +3,8 @@ import pytest
 
 from pos2distill.config import TemplateSection
 from pos2distill.evaluation.questions import (
+    CORRECT,
     CUT,
-    RIGHT,
     EvaluatedPrompts,
     EvaluatedTask,
     document_order,
@@ -35,10 +35,10 @@ def test_encode_questions_holds_answers_flags_and_sources() -> None:
     (view,) = found["views"]
     assert [position["label"] for position in view["positions"]] == ["1", "2"]
     assert [position["orders"] for position in view["positions"]] == [{"1": [0, 1, 2]}, {"1": [1, 0, 2]}]
-    assert view["answers"][0][0] == [["0", RIGHT, None], ["0", RIGHT, None]]
+    assert view["answers"][0][0] == [["0", CORRECT, None], ["0", CORRECT, None]]
     assert view["answers"][1] == [
         [["The code is 1001, I think.\nSure.", 0, []], ["no", 0, []]],
-        [["1000", RIGHT, None], ["no", CUT, []]],
+        [["1000", CORRECT, None], ["no", CUT, []]],
     ]
 
 
@@ -57,7 +57,7 @@ def test_encode_questions_shows_the_data_sets_order_of_several() -> None:
     two_orders = EvaluatedTask("sub_em", "plain", examples_to_table(make_examples(1, 3)), {}, [prompts])
     (view,) = decode_questions(encode_questions([two_orders]))["tasks"][0]["views"]
     assert [position["label"] for position in view["positions"]] == ["1", "3"]
-    assert [[answer[1] for answer in models] for models in view["answers"][0]] == [[RIGHT], [0]]
+    assert [[answer[1] for answer in models] for models in view["answers"][0]] == [[CORRECT], [0]]
 
 
 def test_encode_questions_gives_the_same_bytes_again() -> None:

@@ -104,7 +104,7 @@ def test_paired_difference_of_equal_models_is_zero() -> None:
     grid = grid_of([[1, 0], [0, 1], [1, 1]])
     paired = paired_difference(grid, grid, bootstrap_samples=100, seed=0)
     assert (paired["mean_difference"], paired["gap_change"]) == (0.0, 0.0)
-    # 0 of 3 examples changed, which leaves as much open as 0 of 3 right answers do.
+    # 0 of 3 examples changed, which leaves as much open as 0 of 3 correct answers do.
     for name in ("ci95", "gap_change_ci95"):
         assert paired[name] == pytest.approx((-0.561, 0.561), abs=1e-3)
 

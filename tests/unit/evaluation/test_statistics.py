@@ -108,7 +108,7 @@ def test_difference_interval_stays_between_the_extremes() -> None:
 
 
 def test_difference_interval_without_any_change_is_not_empty() -> None:
-    """As 0 right answers of 100."""
+    """As 0 correct answers of 100."""
     assert difference_interval(np.zeros(100)) == pytest.approx((-0.0370, 0.0370), abs=1e-4)
     assert difference_interval(np.full(100, 0.5)) == pytest.approx((0.4630, 0.5370), abs=1e-4)
 

@@ -117,20 +117,20 @@ def test_describe_change_of_pairs_and_of_a_flat_model() -> None:
 
 def test_describe_change_and_curve_without_a_right_answer() -> None:
     nothing = curve(0.0, 0.0, examples=1)
-    expected = "No answer is right, before or after distillation (1 question), so the GAP means nothing."
+    expected = "No answer is correct, before or after distillation (1 question), so the GAP means nothing."
     assert describe_change(nothing, nothing, paired(0, 0, 0)) == expected
     assert describe_change(curve(0.2, 0.1), curve(0.0, 0.0), paired(-0.15, -0.3, 0.0)) == (
-        "Accuracy at position 2 of 10 is 10 points lower than at position 1; after distillation, no answer is right, "
+        "Accuracy at position 2 of 10 is 10 points lower than at position 1; after distillation, no answer is correct, "
         "so the GAP means "
         "nothing. The mean accuracy changes by -15.0 points (95 % interval -30.0 to +0.0): 60 questions cannot tell it "
         "from 0."
     )
     assert describe_change(curve(0.0, 0.0), curve(0.2, 0.1), paired(0.15, 0.1, 0.2)) == (
-        "No answer is right before distillation; after it, accuracy at position 2 of 10 is 10 points lower than at "
+        "No answer is correct before distillation; after it, accuracy at position 2 of 10 is 10 points lower than at "
         "position 1. The mean "
         "accuracy rises by 15 points (95 % interval +10.0 to +20.0): with 60 questions, the difference is real."
     )
-    assert describe_curve(nothing) == "No answer is right (1 question, mean 0.000), so the GAP means nothing."
+    assert describe_curve(nothing) == "No answer is correct (1 question, mean 0.000), so the GAP means nothing."
 
 
 def hardly(*highs: float) -> Curve:
@@ -142,7 +142,7 @@ def hardly(*highs: float) -> Curve:
 @pytest.mark.parametrize(
     ("highs", "says"),
     [
-        ((0.019, 0.004), "Hardly any answer is right (60 questions, mean 0.005), so the GAP means nothing."),
+        ((0.019, 0.004), "Hardly any answer is correct (60 questions, mean 0.005), so the GAP means nothing."),
         ((0.021, 0.004), "Accuracy at position 2 of 10 is 1 point lower than at position 1."),
     ],
 )
@@ -161,15 +161,15 @@ def test_describe_change_of_hardly_any_right_answer() -> None:
     few, none = hardly(0.019, 0.004), curve(0.0, 0.0)
     for before, after in ((few, none), (none, few)):
         assert describe_change(before, after, paired(0, 0, 0)) == (
-            "Hardly any answer is right, before or after distillation (60 questions), so the GAP means nothing."
+            "Hardly any answer is correct, before or after distillation (60 questions), so the GAP means nothing."
         )
     broken = describe_change(curve(0.5, 0.4), few, paired(-0.4, -0.5, -0.3))
     assert broken.startswith(
         "Accuracy at position 2 of 10 is 10 points lower than at position 1; after distillation, hardly any answer "
-        "is right, so the GAP"
+        "is correct, so the GAP"
     )
     cured = describe_change(few, curve(0.5, 0.4), paired(0.4, 0.3, 0.5))
-    start = "Hardly any answer is right before distillation; after it, "
+    start = "Hardly any answer is correct before distillation; after it, "
     assert cured.startswith(f"{start}accuracy at position 2 of 10 is 10 points lower")
 
 

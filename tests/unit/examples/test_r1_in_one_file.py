@@ -151,7 +151,7 @@ def test_main_ends_in_one_line_if_no_response_is_right(tmp_path: Path, monkeypat
     monkeypatch.setattr(
         twin, "answer", lambda _model, _tokenizer, examples, *_, **__: [([1], [2], False)] * len(examples)
     )
-    with pytest.raises(SystemExit, match=r"^[^\n]+: no response is right, so there is nothing to train on$"):
+    with pytest.raises(SystemExit, match=r"^[^\n]+: no response is correct, so there is nothing to train on$"):
         twin.main(**{**twin.DEFAULTS, "documents": 8, "out": str(tmp_path / "out")})  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()
 

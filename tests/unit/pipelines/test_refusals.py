@@ -117,7 +117,7 @@ def test_evaluate_leaves_a_refused_question_out_at_every_position(
     assert lines == [f"warning: {warning}"]
     counts = counts_of()
     assert (counts["examples"], counts["refused"], counts["prompts"]) == (40, 2, 38 * SLOTS)
-    assert counts["right"] + counts["wrong"] == counts["prompts"]
+    assert counts["correct"] + counts["wrong"] == counts["prompts"]
     refused = pq.read_table(folder_of() / "refused.parquet").to_pylist()
     assert [(row["example_id"], row["documents"], row["slots"]) for row in refused] == [
         ("fox-0003", 4, [1]),

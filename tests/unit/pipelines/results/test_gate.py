@@ -98,14 +98,14 @@ def test_gate_passes_at_the_limit(evaluate: Callable[..., int], capsys: pytest.C
     )
 
 
-def test_gate_fails_without_right_answers(
+def test_gate_fails_without_correct_answers(
     evaluate: Callable[..., int], make_recipe: Callable[..., Recipe], capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = make_plan(make_recipe())
     publish_checkpoint(plan.distill.artifact)
     publish(plan.evaluate_distilled.artifact, (0, 0, 0))
     assert evaluate("--fail-if-gap-above", "100") == 1
-    assert capsys.readouterr().err == "gate failed: no answer is right (mean 0.0), so the GAP means nothing\n"
+    assert capsys.readouterr().err == "gate failed: no answer is correct (mean 0.0), so the GAP means nothing\n"
 
 
 def test_evaluate_warns_of_truncated_answers(

@@ -43,7 +43,7 @@ def analyses_in(storage: Path) -> dict[str, Any]:
 def test_analyze_base_then_study_then_analyze_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     storage = tmp_path / "run"
     said = run(capsys, "analyze", "quickstart", storage)
-    assert re.search(r"^analyze base .* examples 4, right 4, wrong 0, empty 0, failed 0, passes 8$", said, re.MULTILINE)
+    assert re.search(r"^analyze base .* examples 4, correct 4, wrong 0, empty 0, failed 0, passes 8$", said, re.MULTILINE)
     assert "base: at positions other than the advantageous one" in said
     base = analyses_in(storage)["base"]
     assert (base["documents"], base["slots"], base["token_shift"]["examples"]) == (8, [[0], [7]], 4)
@@ -87,7 +87,7 @@ def test_analyze_chains_of_two_hops(tmp_path: Path, capsys: pytest.CaptureFixtur
     ratios = [shift["overall"][step]["value"] for step in ("retrieval", "reasoning", "answer", "none")]
     assert sum(ratios) == pytest.approx(1)
     right = [row["correct"] for row in evaluation_of(storage).read_table("predictions.parquet").to_pylist()]
-    anyway = shift["overall"]["right_in_spite_of_a_failed_step"]
+    anyway = shift["overall"]["correct_in_spite_of_a_failed_step"]
     assert ratios[3] + anyway == pytest.approx(sum(right) / len(right))
     assert "thought-shift.png" in {path.name for path in (storage / "analysis").iterdir()}
 
@@ -132,7 +132,7 @@ def test_analyze_resumes_after_every_part(
     said = run(capsys, "analyze", "quickstart", tmp_path, *settings)
     assert written == ["pass-parts"]
     monkeypatch.setattr(TableParts, "append", append)
-    assert "examples 4, right 4, wrong 0, empty 0, failed 0, passes 4" in said
+    assert "examples 4, correct 4, wrong 0, empty 0, failed 0, passes 4" in said
     run(capsys, "analyze", "quickstart", tmp_path / "undisturbed", *settings)
     shift, undisturbed = (analyses_in(folder)["base"]["token_shift"] for folder in (tmp_path, tmp_path / "undisturbed"))
     assert shift == undisturbed
@@ -160,14 +160,14 @@ def evaluation_of(storage: Path) -> Artifact:
     return Artifact(str(storage), "base-scores", folder.name.removeprefix("base-scores-"))
 
 
-def test_analyze_without_right_answers_says_why(make_recipe: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_analyze_without_correct_answers_says_why(make_recipe: Any, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = make_recipe(data={"eval_examples": 2}, runtime={"executor": "local"})
     path = Path(recipe.storage).parent / "recipe.yaml"
     assert command_line.main(["analyze", str(path)]) == 0
     said = capsys.readouterr().out
-    assert "token shift          not available: no answer at the advantageous slot was right" in said
+    assert "token shift          not available: no answer at the advantageous slot was correct" in said
     analysis = analyses_in(Path(recipe.storage))["base"]
-    assert analysis["attention"] == {"skipped": "no answer at the advantageous slot was right"}
+    assert analysis["attention"] == {"skipped": "no answer at the advantageous slot was correct"}
     assert analysis["wrong_answers"]["wrong"] == analysis["wrong_answers"]["answers"] == 8
 
 

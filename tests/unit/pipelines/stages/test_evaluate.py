@@ -191,8 +191,8 @@ def test_evaluate_sends_the_token_ids_of_other_engines(
 ) -> None:
     words = [f"model.path={tiny_model_path}", "model.api=completions", "runtime.endpoint.served_model=tiny"]
     assert evaluate(server, *words) == 0
-    # The server's rule needs text, so no answer is right.
-    assert "No answer is right" in capsys.readouterr().out
+    # The server's rule needs text, so no answer is correct.
+    assert "No answer is correct" in capsys.readouterr().out
     texts = set()
     for body in server.bodies:
         recipe_model = evaluation_recipe(tiny_model_path, "questions.jsonl").study.model

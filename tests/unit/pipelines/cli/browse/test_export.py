@@ -105,7 +105,7 @@ def test_export_writes_a_group_for_each_prompt_length(recipe: Recipe, command: C
     rows = [json.loads(row) for row in command("inspect", str(storage), "--limit", "0", "--json")]
     asked = Counter((row["documents"], row["position"]) for row in rows if row["documents"] < 3)
     assert asked == {(0, "none"): 4, (1, "1"): 4}
-    right = {(row["example_id"], row["documents"], row["position"]): row["after"]["right"] for row in rows}
+    right = {(row["example_id"], row["documents"], row["position"]): row["after"]["correct"] for row in rows}
     for (group, tasks), curve in zip(groups.items(), reversed(evaluation.curves), strict=True):
         settings = yaml.safe_load((tmp_path / "tasks" / f"{group}.yaml").read_text())
         assert settings["task"] == tasks
@@ -123,7 +123,7 @@ def test_compare_reads_the_logs_of_lm_eval(recipe: Recipe, command: Command, tmp
     """The distilled model's own scores as the harness logs them: the differences are the report's."""
     command("export", recipe.storage, str(tmp_path / "tasks"))
     rows = [json.loads(row) for row in command("inspect", recipe.storage, "--limit", "0", "--json")]
-    scores = {(row["example_id"], row["position"]): bool(row["after"]["right"]) for row in rows}
+    scores = {(row["example_id"], row["position"]): bool(row["after"]["correct"]) for row in rows}
     write_logs(tmp_path / "tasks", tmp_path / "answers" / "a__model", dict.fromkeys(scores, False), "20")
     write_logs(tmp_path / "tasks", tmp_path / "answers" / "a__model", scores, "21")  # run again, later
     result = json.loads(command("compare", recipe.storage, str(tmp_path / "answers"), "--json")[0])

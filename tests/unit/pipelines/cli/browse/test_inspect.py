@@ -23,9 +23,9 @@ def test_inspect_shows_answers_before_and_after(recipe: Recipe, command: Command
         file, line = row["location"].split(", line ")
         assert file == "data.jsonl"
         assert json.loads(data[int(line) - 1])["id"] == row["example_id"]
-        assert row["before"].keys() >= {"text", "right", "cut"}
+        assert row["before"].keys() >= {"text", "correct", "cut"}
         assert row["prompt_tokens"] > 100
-        assert set(row["outcomes"]) & {"right", "wrong"}
+        assert set(row["outcomes"]) & {"correct", "wrong"}
     predictions = make_plan(recipe).evaluate_distilled.artifact.read_table("predictions.parquet").to_pylist()
     texts = {(each["example_id"], each["slots"][0] + 1): each["text"] for each in predictions}
     assert {(row["example_id"], int(row["position"])): row["after"]["text"] for row in rows} == texts
@@ -144,11 +144,11 @@ def test_inspect_rejects(tmp_path: Path, command: Command, words: list[str], mes
     ("words", "message"),
     [
         (
-            ["--outcome", "rigth"],
-            "expected one of right, wrong, gained, lost, flipped, cut, refused; did you mean 'right'?",
+            ["--outcome", "corect"],
+            "expected one of correct, wrong, gained, lost, flipped, cut, refused; did you mean 'correct'?",
         ),
         (["--outcome", "kept"], "--outcome: kept: is of samples; give --samples too"),
-        (["--samples", "--outcome", "right"], "--outcome: right: is of answers; leave out --samples"),
+        (["--samples", "--outcome", "correct"], "--outcome: correct: is of answers; leave out --samples"),
         (["--samples", "--outcome", "keep"], "--outcome: keep: expected one of kept, wrong, empty, failed, cut; did"),
     ],
 )
