@@ -134,6 +134,15 @@ def check_folder_names(run: PendingRun) -> None:
             )
 
 
+def check_engine_args(run: PendingRun) -> None:
+    """Raise if vLLM has no such arguments, or other settings determine them."""
+    model, runtime = run.study.model, run.recipe.runtime
+    if model.engine == "vllm" and model.engine_args:
+        from pos2distill.sampling.engines import vllm_arguments
+
+        vllm_arguments.check_engine_args(model, runtime.vllm, device=runtime.samplers.device)
+
+
 def check_model(run: PendingRun) -> None:
     """Raise if the config contradicts the settings or the weights, or the tokenizer has no suitable chat template.
 
@@ -209,6 +218,7 @@ CHECKS: tuple[Callable[[PendingRun], None], ...] = (
     check_rights,
     check_executors,
     check_model,
+    check_engine_args,
     check_trained_models,
     check_gpus,
     check_cpus,

@@ -77,6 +77,13 @@ class ModelSection(Section):
         "leaves one out, for example {max_tokens: null, temperature: null, max_completion_tokens: 4000} with "
         "evaluation.max_new_tokens 4000.",
     )
+    # Left out likewise.
+    engine_args: Options = Field(
+        HashableMapping(),
+        exclude_if=lambda arguments: not arguments,
+        description="Additional arguments of vLLM's engine, by their names in vllm.EngineArgs, for example "
+        "{quantization: fp8, kv_cache_dtype: fp8}. Many change answers, so they are part of the fingerprint.",
+    )
     max_length: int | None = Field(
         None, gt=0, description="Maximum context length in tokens. Default: from the model's config."
     )

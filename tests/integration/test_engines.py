@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from pos2distill.config import ModelSection, Recipe, VllmSection
+from pos2distill.config.base import HashableMapping
 from pos2distill.config.load import load_recipe
 from pos2distill.errors import MachineError, UserError
 from pos2distill.models.chat import stop_token_ids
@@ -175,12 +176,29 @@ def test_vllm_engine_says_why_vllm_refuses_its_settings(toy: ModelSection) -> No
         VllmEngine.start(toy.model_copy(update={"max_length": 2000}), VllmSection(enforce_eager=True))
 
 
+@pytest.mark.parametrize(
+    ("argument", "value", "message"),
+    [
+        ("max_num_batched_tokens", 8, r"max_num_batched_tokens \(8\) .*"),
+        ("block_size", "many", r"Input should be a valid integer.*"),
+        ("compilation_config", 3, r".*"),
+    ],
+)
+def test_vllm_engine_says_why_vllm_refuses_its_arguments(
+    toy: ModelSection, argument: str, value: Any, message: str
+) -> None:
+    model = toy.model_copy(update={"engine_args": HashableMapping({argument: value})})
+    with pytest.raises(UserError, match=rf"^{toy.path}: vLLM rejects these settings \({message}\)$"):
+        VllmEngine.start(model, VllmSection(enforce_eager=True))
+
+
 # An engine in a separate process. It prints the pids of the engine's processes, waits for a line, kills them, and
 # prints what two more requests raise.
 ACTOR = """
 import asyncio, os, signal, sys
 import numpy as np
 from pos2distill.config import VllmSection
+from pos2distill.config.base import HashableMapping
 from pos2distill.config.load import load_recipe
 from pos2distill.sampling import reaper
 from pos2distill.sampling.engines.protocol import EngineDied, SamplingParams

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pydantic
@@ -14,16 +14,12 @@ import pydantic
 from pos2distill.config import ModelSection, VllmSection
 from pos2distill.environment import set_vllm_variables
 from pos2distill.errors import MachineError, UserError
-from pos2distill.models.downloaded import checked_folder
 from pos2distill.models.load import context_length, load_config
-from pos2distill.models.rope.curves import CONFIG_KEY
 from pos2distill.models.rope.layer_scales import resolve_scales
 from pos2distill.records import Tokens, TopKLogprobs
 from pos2distill.sampling.engines.protocol import Completion, EngineDied, Failure, GenerationResult, SamplingParams
+from pos2distill.sampling.engines.vllm_arguments import engine_arguments
 from pos2distill.sampling.reaper import start_reaper
-
-if TYPE_CHECKING:
-    from vllm.engine.arg_utils import AsyncEngineArgs
 
 # vLLM 0.32 accepts signed 64-bit seeds, but the torch generators of some backends take 32 bits.
 _SEED_MASK = 2**31 - 1
@@ -104,17 +100,17 @@ class VllmEngine:
         )
         # The scales of the study replace those of the model's folder, which vLLM reads by itself.
         scales = resolve_scales(model.rope_scales, load_config(model), model.path)
-        arguments = _engine_arguments(model, settings, scales, device=device)
-        start_reaper()  # before the engine starts processes
-        # The usage context of vLLM's offline class `LLM`: vLLM 0.32 gives it more tokens in a step than a server.
         try:
+            arguments = engine_arguments(model, settings, scales, device=device)
+            start_reaper()  # before the engine starts processes
+            # The usage context of vLLM's offline class `LLM`: vLLM 0.32 gives it more tokens in a step than a server.
             engine = AsyncLLM.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
         except RuntimeError as error:
             # Only the log of the engine's process holds the reason.
             larger = "runtime.vllm.cpu_kv_cache_gib" if device == "cpu" else "runtime.vllm.gpu_memory_utilization"
             raise MachineError(
                 f"vLLM could not start; if its cache is too small for one prompt of the whole context "
-                f"({arguments.max_model_len} tokens), lower model.max_length or raise {larger}; POS2DISTILL_DEBUG=1 "
+                f"({context_length(model)} tokens), lower model.max_length or raise {larger}; POS2DISTILL_DEBUG=1 "
                 f"shows its log"
             ) from error
         except ValueError as error:
@@ -278,34 +274,3 @@ def _to_top_k(flat: Any, positions: int) -> TopKLogprobs | None:
     ids_SK = np.asarray(flat.token_ids).reshape(positions, -1)[:, 1:]
     logprobs_SK = np.asarray(flat.logprobs).reshape(positions, -1)[:, 1:]
     return TopKLogprobs(ids_SK.astype(np.int32), logprobs_SK.astype(np.float32))
-
-
-def _engine_arguments(
-    model: ModelSection, settings: VllmSection, scales: Sequence[float], *, device: str
-) -> "AsyncEngineArgs":
-    """The arguments with which the engine is built."""
-    from vllm.engine.arg_utils import AsyncEngineArgs
-
-    return AsyncEngineArgs(
-        model=checked_folder(model),
-        hf_overrides={CONFIG_KEY: list(scales)} if scales else {},
-        worker_extension_cls="pos2distill.sampling.engines.vllm_worker.RopeScales",
-        dtype=model.dtype,
-        max_model_len=context_length(model),
-        trust_remote_code=model.trust_remote_code,
-        skip_tokenizer_init=True,
-        gpu_memory_utilization=settings.gpu_memory_utilization,
-        tensor_parallel_size=settings.tensor_parallel_size,
-        # Processes, never Ray's executor: it would look for GPUs on other nodes, and the actor has its own.
-        distributed_executor_backend="mp" if settings.tensor_parallel_size > 1 else None,
-        enforce_eager=settings.enforce_eager,
-        enable_prefix_caching=settings.enable_prefix_caching,
-        max_num_seqs=settings.max_num_seqs,
-        logprobs_mode="raw_logprobs",  # before temperature and top-p
-        max_logprobs=-1,  # no upper limit
-        # The CPU build of vLLM 0.32 dies when it prefills a seeded prompt in two steps, because torch's CPU
-        # generators cannot be reset. None: vLLM's default.
-        enable_chunked_prefill=False if device == "cpu" else None,
-        generation_config="vllm",  # sampling settings come from us, not from the model's generation_config.json
-        disable_log_stats=True,
-    )

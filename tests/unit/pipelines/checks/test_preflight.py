@@ -96,6 +96,14 @@ def test_preflight_rejects_names_of_folders_that_vllm_takes_for_patterns(
         run(make_recipe(model={"engine": "vllm", "path": str(folder)}))
 
 
+def test_preflight_rejects_arguments_that_vllm_does_not_have(make_recipe: Make) -> None:
+    arguments = {"kv_cache_dtpye": "fp8"}
+    message = "model.engine_args: kv_cache_dtpye: vLLM has no such argument; did you mean 'kv_cache_dtype'?"
+    with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
+        run(make_recipe(model={"engine": "vllm", "engine_args": arguments}))
+    run(make_recipe(model={"engine": "hf", "engine_args": arguments}))  # a warning says that they have no effect
+
+
 @pytest.mark.parametrize("inside", ["", "/runs/new"])
 def test_preflight_rejects_a_storage_in_the_models_folder(
     make_recipe: Make, tiny_model_path: str, tmp_path: Path, inside: str

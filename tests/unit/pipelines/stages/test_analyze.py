@@ -43,7 +43,9 @@ def analyses_in(storage: Path) -> dict[str, Any]:
 def test_analyze_base_then_study_then_analyze_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     storage = tmp_path / "run"
     said = run(capsys, "analyze", "quickstart", storage)
-    assert re.search(r"^analyze base .* examples 4, correct 4, wrong 0, empty 0, failed 0, passes 8$", said, re.MULTILINE)
+    assert re.search(
+        r"^analyze base .* examples 4, correct 4, wrong 0, empty 0, failed 0, passes 8$", said, re.MULTILINE
+    )
     assert "base: at positions other than the advantageous one" in said
     base = analyses_in(storage)["base"]
     assert (base["documents"], base["slots"], base["token_shift"]["examples"]) == (8, [[0], [7]], 4)

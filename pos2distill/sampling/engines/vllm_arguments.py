@@ -1,0 +1,112 @@
+"""The arguments of vLLM's engine: those that settings determine, and `model.engine_args`."""
+
+import ast
+import copy
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pos2distill.config import ModelSection, VllmSection
+from pos2distill.errors import UserError, did_you_mean_one
+from pos2distill.models.downloaded import checked_folder
+from pos2distill.models.load import context_length
+from pos2distill.models.rope.curves import CONFIG_KEY
+
+if TYPE_CHECKING:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+# Arguments whose setting has another name, or is in another section.
+_SETTINGS = {"model": "model.path", "max_model_len": "model.max_length", "revision": "model.revision"}
+
+
+def engine_arguments(
+    model: ModelSection, settings: VllmSection, scales: Sequence[float], *, device: str
+) -> "AsyncEngineArgs":
+    """The arguments with which the engine is built.
+
+    Raises:
+        ValueError: if vLLM rejects one of `model.engine_args`.
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    return AsyncEngineArgs(
+        model=checked_folder(model),
+        **_determined_arguments(model, settings, scales, device=device),
+        # A copy, since vLLM changes nested arguments in place.
+        **copy.deepcopy(dict(model.engine_args)),
+    )
+
+
+def check_engine_args(model: ModelSection, settings: VllmSection, *, device: str) -> None:
+    """Check the names of `model.engine_args`. vLLM checks the values when it starts.
+
+    Raises:
+        UserError: for a name that vLLM does not have, or whose value follows from other settings.
+    """
+    known = argument_names()
+    determined = _determined_arguments(model, settings, (), device=device).keys()
+    for name in model.engine_args:
+        place = f"model.engine_args: {name}"
+        if name not in known:
+            raise UserError(f"{place}: vLLM has no such argument{did_you_mean_one(name, known)}")
+        if name in _SETTINGS:
+            raise UserError(f"{place}: is {_SETTINGS[name]}; set that")
+        for section, fields in (("model", ModelSection.model_fields), ("runtime.vllm", VllmSection.model_fields)):
+            if name in fields:
+                raise UserError(f"{place}: is {section}.{name}; set that")
+        if name in determined:
+            raise UserError(f"{place}: sampling depends on our value of it; leave it out")
+        if name.endswith("_parallel_size") or name.startswith("data_parallel"):
+            raise UserError(
+                f"{place}: an engine is divided by runtime.vllm.tensor_parallel_size alone; for more engines set "
+                f"runtime.samplers.max"
+            )
+
+
+def argument_names() -> set[str]:
+    """The names of all arguments of vLLM's engine, read from its source (vLLM 0.32).
+
+    Importing vLLM takes ten seconds and initializes its platform, which the head of a cluster may not have.
+    """
+    package = importlib.util.find_spec("vllm")
+    assert package is not None
+    assert package.origin is not None
+    source = Path(package.origin).parent / "engine" / "arg_utils.py"
+    return {
+        statement.target.id
+        for section in ast.parse(source.read_text(encoding="utf-8")).body
+        if isinstance(section, ast.ClassDef) and section.name in ("EngineArgs", "AsyncEngineArgs")
+        for statement in section.body
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+    }
+
+
+def _determined_arguments(
+    model: ModelSection, settings: VllmSection, scales: Sequence[float], *, device: str
+) -> dict[str, Any]:
+    """All arguments that settings determine, but for the model's folder."""
+    arguments: dict[str, Any] = {
+        "hf_overrides": {CONFIG_KEY: list(scales)} if scales else {},
+        "worker_extension_cls": "pos2distill.sampling.engines.vllm_worker.RopeScales",
+        "dtype": model.dtype,
+        "max_model_len": context_length(model),
+        "trust_remote_code": model.trust_remote_code,
+        "skip_tokenizer_init": True,
+        "gpu_memory_utilization": settings.gpu_memory_utilization,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        # Processes, never Ray's executor: it would look for GPUs on other nodes, and the actor has its own.
+        "distributed_executor_backend": "mp" if settings.tensor_parallel_size > 1 else None,
+        "enforce_eager": settings.enforce_eager,
+        "enable_prefix_caching": settings.enable_prefix_caching,
+        "max_num_seqs": settings.max_num_seqs,
+        "logprobs_mode": "raw_logprobs",  # before temperature and top-p
+        "max_logprobs": -1,  # no upper limit
+        "generation_config": "vllm",  # sampling settings come from us, not from the model's generation_config.json
+        "disable_log_stats": True,
+    }
+    if device == "cpu":
+        # The CPU build of vLLM 0.32 dies when it prefills a seeded prompt in two steps, because torch's CPU
+        # generators cannot be reset.
+        arguments["enable_chunked_prefill"] = False
+    return arguments

@@ -1,0 +1,56 @@
+import dataclasses
+
+import pytest
+
+from pos2distill.config import ModelSection, VllmSection
+from pos2distill.config.base import HashableMapping
+from pos2distill.errors import UserError
+from pos2distill.sampling.engines.vllm_arguments import argument_names, check_engine_args, engine_arguments
+
+
+def model_with(path: str, arguments: dict[str, object]) -> ModelSection:
+    return ModelSection(path=path, dtype="float32", engine_args=HashableMapping(arguments))
+
+
+def test_argument_names_are_those_of_vllms_class() -> None:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    assert argument_names() == {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+
+
+def test_engine_arguments_have_what_settings_and_the_user_give(tiny_model_path: str) -> None:
+    nested = {"mode": 0}
+    model = model_with(tiny_model_path, {"max_num_batched_tokens": 4096, "compilation_config": nested})
+    settings = VllmSection(max_num_seqs=7)
+    check_engine_args(model, settings, device="cpu")
+    arguments = engine_arguments(model, settings, (), device="cpu")
+    assert arguments.max_num_batched_tokens == 4096
+    assert arguments.compilation_config.mode == 0
+    assert (arguments.max_num_seqs, arguments.dtype, arguments.enable_chunked_prefill) == (7, "float32", False)
+    assert model.engine_args["compilation_config"] == {"mode": 0}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("quantisation", "vLLM has no such argument; did you mean 'quantization'?"),
+        ("max_model_len", "is model.max_length; set that"),
+        ("dtype", "is model.dtype; set that"),
+        ("tensor_parallel_size", "is runtime.vllm.tensor_parallel_size; set that"),
+        ("logprobs_mode", "sampling depends on our value of it; leave it out"),
+        ("enable_chunked_prefill", "sampling depends on our value of it; leave it out"),
+        (
+            "pipeline_parallel_size",
+            "an engine is divided by runtime.vllm.tensor_parallel_size alone; for more engines set "
+            "runtime.samplers.max",
+        ),
+    ],
+)
+def test_check_engine_args_rejects(tiny_model_path: str, name: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        check_engine_args(model_with(tiny_model_path, {name: 1}), VllmSection(), device="cpu")
+    assert str(caught.value) == f"model.engine_args: {name}: {message}"
+
+
+def test_check_engine_args_leaves_chunked_prefill_to_the_user_on_a_gpu(tiny_model_path: str) -> None:
+    check_engine_args(model_with(tiny_model_path, {"enable_chunked_prefill": True}), VllmSection(), device="cuda")
