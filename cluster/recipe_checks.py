@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from pos2distill.config import PoolSection, Recipe, TrainersSection
 from pos2distill.config.model import looks_like_hub_name
+from pos2distill.config.paths import in_project, project_root
 from pos2distill.config.read import recipe_names
 from pos2distill.errors import UserError, did_you_mean
 from pos2distill.node_pools import TASK_CPUS, TRAINING
@@ -19,8 +20,7 @@ from .sections import READABLE, STORES, has_parent_segment
 from .spec import ClusterSpec
 
 _RESOURCES = ("gpus", "cpus")
-_CHECKOUT = Path(__file__).parent.parent
-_EXAMPLES = _CHECKOUT / "examples"  # the only folder of data and models in the image
+_EXAMPLES = project_root() / "examples"  # the only folder of data and models in the image
 
 
 def check_recipe(spec: ClusterSpec, job: JobCommand) -> None:
@@ -74,10 +74,8 @@ def _paths(recipe: Recipe, *, with_storage: bool) -> dict[str, str]:
     if not (model.uses_chat_api or looks_like_hub_name(model.path)):
         paths["model.path"] = model.path
     for name, other in recipe.other_tasks.items():
-        path = Path(other.data.path)
         # It is absolute by now, even if its recipe names a file of the project.
-        in_project = str(path.relative_to(_CHECKOUT)) if path.is_relative_to(_CHECKOUT) else other.data.path
-        paths[f"evaluation.also_evaluate: {name}: data.path"] = in_project
+        paths[f"evaluation.also_evaluate: {name}: data.path"] = in_project(other.data.path)
     return paths
 
 
@@ -130,13 +128,15 @@ def _check_path(spec: ClusterSpec, recipe: Recipe, field: str, path: str) -> Non
     if holds_data:
         remedies.append(f"or a folder below {' or '.join(holds_data)}")
     if Path(path).is_relative_to(_EXAMPLES) and field != "runtime.storage":
-        remedies.append(f"or the path relative to the project, {Path(path).relative_to(_CHECKOUT)}")
+        remedies.append(f"or the path relative to the project, {in_project(path)}")
     raise UserError(f"{recipe.name}: {field}: {path} does not exist in the pods; {', '.join(remedies)}")
 
 
 def _is_in_image(path: str) -> bool:
     """Whether a path leads to the examples from the project's folder, in which the job runs."""
-    return not os.path.isabs(path) and not has_parent_segment(path) and (_CHECKOUT / path).is_relative_to(_EXAMPLES)
+    return (
+        not os.path.isabs(path) and not has_parent_segment(path) and (project_root() / path).is_relative_to(_EXAMPLES)
+    )
 
 
 def _check_pools(spec: ClusterSpec, recipe: Recipe, pools: frozenset[str]) -> None:

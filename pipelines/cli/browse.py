@@ -42,7 +42,34 @@ def add_browsing(add_command: Callable[[str, str, str], argparse.ArgumentParser]
         add_command: makes the parser of a command from its name, the line about it and its description.
     """
     text = "show single questions of a run: prompts, samples, answers before and after training"
-    inspect = add_command("inspect", text, _INSPECT)
+    _add_inspect(add_command("inspect", text, _INSPECT))
+    text = "list finished studies and evaluations: date, method or model, mean and GAP"
+    runs = add_command("runs", text, text)
+    runs.add_argument(
+        "folder", metavar="FOLDER", nargs="?", default="runs", help="a folder with runs, or one run (default: runs)"
+    )
+    text = "compare several studies or evaluated models: accuracy by position side by side, with paired differences"
+    compare = add_command("compare", text, text)
+    compare.add_argument(
+        "runs",
+        metavar="RUN",
+        nargs="+",
+        help="the storage of a run, a folder report-FINGERPRINT, or the output folder of lm-eval for exported tasks",
+    )
+    export = add_command("export", "write the questions of a run as tasks of lm-evaluation-harness", _EXPORT)
+    export.add_argument("run", metavar="RUN", help="the storage of a run, or one of its folders …-scores-FINGERPRINT")
+    export.add_argument("folder", metavar="FOLDER", type=Path, help="output folder, which must be new or empty")
+    push = add_command("push", "upload a run's checkpoint and its model card to the Hugging Face hub", _PUSH)
+    push.add_argument("run", metavar="RUN", help="the storage of a run, or its folder checkpoint-FINGERPRINT")
+    push.add_argument("repository", metavar="OWNER/NAME", help="repository on the hub, created if it does not exist")
+    push.add_argument(
+        "--private", action="store_true", help="create a private repository; an existing public one is an error"
+    )
+    for command in (runs, compare, export, push):
+        command.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def _add_inspect(inspect: argparse.ArgumentParser) -> None:
     inspect.add_argument("run", metavar="RUN", help="the storage of a run, or one of its folders (see above)")
     inspect.add_argument(
         "--example",
@@ -73,31 +100,7 @@ def add_browsing(add_command: Callable[[str, str, str], argparse.ArgumentParser]
         "--task", metavar="NAME", help="show this task of evaluation.also_evaluate instead of the main task"
     )
     inspect.add_argument("--prompts", action="store_true", help="also show the text of each prompt")
-    text = "list finished studies and evaluations: date, method or model, mean and GAP"
-    runs = add_command("runs", text, text)
-    runs.add_argument(
-        "folder", metavar="FOLDER", nargs="?", default="runs", help="a folder with runs, or one run (default: runs)"
-    )
-    text = "compare several studies or evaluated models: accuracy by position side by side, with paired differences"
-    compare = add_command("compare", text, text)
-    compare.add_argument(
-        "runs",
-        metavar="RUN",
-        nargs="+",
-        help="the storage of a run, a folder report-FINGERPRINT, or the output folder of lm-eval for exported tasks",
-    )
-    export = add_command("export", "write the questions of a run as tasks of lm-evaluation-harness", _EXPORT)
-    export.add_argument("run", metavar="RUN", help="the storage of a run, or one of its folders …-scores-FINGERPRINT")
-    export.add_argument("folder", metavar="FOLDER", type=Path, help="output folder, which must be new or empty")
-    push = add_command("push", "upload a run's checkpoint and its model card to the Hugging Face hub", _PUSH)
-    push.add_argument("run", metavar="RUN", help="the storage of a run, or its folder checkpoint-FINGERPRINT")
-    push.add_argument("repository", metavar="OWNER/NAME", help="repository on the hub, created if it does not exist")
-    push.add_argument(
-        "--private", action="store_true", help="create a private repository; an existing public one is an error"
-    )
     inspect.add_argument("--json", action="store_true", help="print JSON, one object per line")
-    for command in (runs, compare, export, push):
-        command.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run_browsing(options: argparse.Namespace) -> None:

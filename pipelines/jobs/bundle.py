@@ -10,10 +10,11 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from pos2distill.config.paths import project_root
 from pos2distill.errors import UserError
 from pos2distill.secrets import file_holds_secret, first_secret_line
 
-PROJECT = Path(__file__).parents[2]
+PROJECT = project_root()
 TAKEN = ("run.py", "pyproject.toml", "pos2distill", "pipelines", "examples")
 MAX_BYTES = 100 * 2**20
 

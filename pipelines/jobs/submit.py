@@ -24,6 +24,7 @@ from urllib3.exceptions import NewConnectionError
 from pos2distill.config.gate_options import NO_GATE, GateOptions
 from pos2distill.config.load import load_recipe
 from pos2distill.config.model import ModelSection
+from pos2distill.config.paths import in_project
 from pos2distill.config.read import RECIPES, find_yaml, is_built_in, recipe_names
 from pos2distill.config.sweep import sweep_cells
 from pos2distill.environment import sends_ray_token
@@ -139,9 +140,7 @@ def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
         if _is_folder(cell.study.model, model):
             here[model] = "model.path"
     for name, other in loaded.other_tasks.items():  # whose paths are absolute by now
-        path = Path(other.data.path)
-        in_project = str(path.relative_to(PROJECT)) if path.is_relative_to(PROJECT) else other.data.path
-        here[in_project] = f"evaluation.also_evaluate: {name}: data.path"
+        here[in_project(other.data.path)] = f"evaluation.also_evaluate: {name}: data.path"
     for path_or_url, field in here.items():
         if not ("://" in path_or_url or Path(path_or_url).is_absolute() or is_packed(path_or_url, files)):
             raise UserError(

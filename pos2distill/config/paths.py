@@ -24,6 +24,12 @@ def project_root(package: Path = Path(pos2distill.__file__).parent) -> Path:
     return package if installed else package.parent
 
 
+def in_project(path: str) -> str:
+    """A path relative to the project if it is of one of its files, so that it is valid in every copy; else itself."""
+    root = project_root()
+    return str(Path(path).relative_to(root)) if Path(path).is_relative_to(root) else path
+
+
 def paths_in(raw: Mapping[str, Any]) -> dict[str, str]:
     """The paths of a raw recipe by dotted name. Values of other types are left out; the validation rejects them."""
     paths = {}
