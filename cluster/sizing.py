@@ -122,6 +122,8 @@ def _check_samplers(spec: ClusterSpec, recipe: Recipe) -> None:
     study, vllm = recipe.study, recipe.runtime.vllm
     if study.model.engine != "vllm" or not recipe.runtime.samplers.gpus:
         return
+    if "quantization" in study.model.engine_args:
+        return  # the size of the weights is not known here
     weights = WEIGHT_BYTES[study.model.dtype] * _parameters(spec, study.model.path)
     for name, group in spec.sampling_groups.items():
         memory = _gpu_memory(group.node)
@@ -143,7 +145,7 @@ def _check_samplers(spec: ClusterSpec, recipe: Recipe) -> None:
 
 
 def hidden_state_bytes(spec: ClusterSpec, study: Study) -> float:
-    """The teacher's hidden states of all training examples, (tokens, width) each; 0 for a model of unknown shape.
+    """The teacher's hidden states of all kept samples, (tokens, width) each; 0 for a model of unknown shape.
 
     No more of them can be in Ray's object store at a time, whatever part of them is in flight. Prompts and responses
     are less than a percent of them.
@@ -151,7 +153,7 @@ def hidden_state_bytes(spec: ClusterSpec, study: Study) -> float:
     model = known_model(study.model.path)
     if model is None or spec.model_billions is not None or study.method.teacher != "cached":
         return 0
-    tokens = study.data.train_examples * study.sampling.max_new_tokens
+    tokens = study.wanted_samples * study.sampling.max_new_tokens
     return float(WEIGHT_BYTES[study.model.dtype]) * tokens * model.width
 
 
@@ -173,12 +175,13 @@ def _boundary_bytes(spec: ClusterSpec, study: Study, tokens: int) -> float:
 
 
 def sharded_bytes(study: Study, parameters: float) -> float:
-    """What ZeRO-3 divides between the GPUs of all training workers."""
-    frozen = WEIGHT_BYTES[study.model.dtype] * parameters
+    """What ZeRO-3 divides between the GPUs of all training workers, at most in any round."""
+    base_copy = WEIGHT_BYTES[study.model.dtype] * parameters if study.holds_base_copy else 0
     trained = GPU_BYTES[study.training.precision] * parameters
-    if study.training.lora is not None:
-        return frozen + trained * _ADAPTER_PERCENT / 100
-    return trained + (frozen if study.method.teacher == "resident" else 0)
+    if study.training.lora is None:
+        return trained + base_copy
+    frozen = WEIGHT_BYTES[study.training.precision] * parameters
+    return frozen + trained * _ADAPTER_PERCENT / 100 + base_copy
 
 
 def disk_of(scratch: str, parts: dict[str, int]) -> str:

@@ -124,7 +124,7 @@ def _address(url: str) -> str | None:
 
 
 class _FaultOfServer(Exception):
-    """The server can be reached, but not in order: it may be silent the next time."""
+    """The server can be reached, but fails: it may be silent the next time."""
 
 
 def require_answer(address: str, timeout_s: float) -> None:
@@ -145,13 +145,15 @@ def _ask(address: str, timeout_s: float) -> None:
         urllib.request.urlopen(request, timeout=timeout_s).close()
     except urllib.error.HTTPError as answer:
         answer.close()
-        if answer.code >= http.HTTPStatus.INTERNAL_SERVER_ERROR:
+        # A server without HEAD is in order.
+        if answer.code >= http.HTTPStatus.INTERNAL_SERVER_ERROR and answer.code != http.HTTPStatus.NOT_IMPLEMENTED:
             raise _FaultOfServer from None
     except urllib.error.URLError as error:
-        # Certificates are checked by that package, which may have others. It also repeats requests whose connection
-        # was lost.
-        passing = (ssl.SSLError, ConnectionResetError, BrokenPipeError)
-        if isinstance(error.reason, OSError) and not isinstance(error.reason, passing):
+        # An answer too: certificates are checked by that package, which may know others.
+        if isinstance(error.reason, ssl.SSLError):
+            return
+        # It also repeats requests whose connection was lost.
+        if isinstance(error.reason, OSError) and not isinstance(error.reason, (ConnectionResetError, BrokenPipeError)):
             raise error.reason from None
         raise _FaultOfServer from None
     except (http.client.HTTPException, ConnectionResetError, BrokenPipeError):

@@ -27,7 +27,7 @@ def warn_of_settings(recipe: Recipe, pending: Sequence[Stage]) -> None:
     """Print what a user would want to know before the stages run that are not finished."""
     warnings = itertools.chain(
         _unused_method_settings(recipe.study),
-        _unused_engine_settings(recipe),
+        _unused_server_settings(recipe),
         _other_precision_results(recipe, pending),
         _prompt_mismatches(recipe),
         _training_warnings(recipe, pending),
@@ -79,11 +79,9 @@ def _unused_method_settings(study: Study) -> Iterator[str]:
         yield f"method.view_weight: has no effect, since method.view is {method.view}"
 
 
-def _unused_engine_settings(recipe: Recipe) -> Iterator[str]:
-    """Settings of a model on a server where the engine runs it here, and of vLLM's engine where another one does."""
+def _unused_server_settings(recipe: Recipe) -> Iterator[str]:
+    """Settings of a model on a server where the engine runs it here."""
     engine = recipe.study.model.engine
-    if recipe.study.model.engine_args and engine != "vllm":
-        yield f"model.engine_args: has no effect, since model.engine is {engine}, not vllm"
     if engine == "openai":
         return
     if recipe.runtime.endpoint.base_url is not None:

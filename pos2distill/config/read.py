@@ -128,8 +128,8 @@ def read_sections(path: Path, sections: str) -> dict[str, Any]:
     return raw
 
 
-# Settings whose content is sent to a server, and with an index those of a sweep.
-_SENT_TO_SERVER = re.compile(r"\bmodel\.(extra_body|chat_template_kwargs)[.\[]")
+# Settings with names of another program, and with an index those of a sweep.
+_OTHERS_NAMES = re.compile(r"\bmodel\.(extra_body|chat_template_kwargs|engine_args)[.\[]")
 
 
 def reject_secrets(raw: Any, source: Path | str, overridden: Sequence[str], remedy: str, *, prefix: str = "") -> None:
@@ -145,7 +145,7 @@ def reject_secrets(raw: Any, source: Path | str, overridden: Sequence[str], reme
     """
     for dotted, text, is_key in _strings_in(raw, ""):
         # The names of settings say that they hold none, but a server's fields may be named like secrets.
-        is_sent = not is_key and _SENT_TO_SERVER.search(dotted)
+        is_sent = not is_key and _OTHERS_NAMES.search(dotted)
         if looks_secret(text) or (is_sent and holds_secret(dotted.rpartition(".")[2], text)):
             is_override = any(is_within(dotted, name) for name in overridden)
             where = f"command line: {prefix}" if is_override else f"{source}: "

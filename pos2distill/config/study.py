@@ -223,6 +223,16 @@ class Study(Section):
         return self.data.train_examples * self.method.responses_per_example
 
     @property
+    def holds_base_copy(self) -> bool:
+        """Whether the base model is held next to the student in some round.
+
+        A student with adapters contains it, but not in later rounds, which begin with the merged model of the one
+        before.
+        """
+        contains_it = self.training.lora is not None and self.method.rounds == 1
+        return self.method.teacher == "resident" and not contains_it
+
+    @property
     def samples_per_batch(self) -> int:
         """Samples of a global batch: of as many examples as fit."""
         return self.training.global_batch_rows // self.method.rows_per_example * self.method.responses_per_example
@@ -234,6 +244,21 @@ class Study(Section):
             raise ValueError(
                 f"model.extra_body: max_completion_tokens: {sent}, but evaluation.max_new_tokens is {limit}; set both "
                 f"to the same"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _engine_args_are_used(self) -> "Study":
+        # An error and not a warning, because they are part of the fingerprint and look as if they were measured.
+        if self.model.engine_args and self.model.engine != "vllm":
+            raise ValueError(
+                f"model.engine_args: are arguments of vLLM, but model.engine is {self.model.engine}; set model.engine "
+                f"to vllm, or leave them out"
+            )
+        if self.model.engine_args and self.method.teacher == "topk":
+            raise ValueError(
+                "model.engine_args: may change the engine's distributions, from which method.teacher 'topk' learns; "
+                "set method.teacher to cached or resident"
             )
         return self
 

@@ -2,11 +2,13 @@
 
 import base64
 import json
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from pos2distill.errors import UserError
 from pos2distill.records import Bools
 from pos2distill.training.batches import Batch
 
@@ -31,18 +33,42 @@ class TrainingProgress:
         return cls(0, 0, np.zeros(samples, bool))
 
     @classmethod
-    def load(cls, folder: Path) -> "TrainingProgress":
-        """Read what `save` wrote."""
-        raw = json.loads((folder / _PROGRESS_FILE).read_text())
-        bits = np.frombuffer(base64.b64decode(raw["done"]), np.uint8)
+    def load(cls, folder: Path, samples: int) -> "TrainingProgress":
+        """Read what `save` wrote.
+
+        Args:
+            samples: the number of samples of the run.
+        Raises:
+            UserError: if the file is missing or corrupt, or of another number of samples.
+        """
+        path = folder / _PROGRESS_FILE
+        try:
+            raw = json.loads(path.read_text())
+            done = base64.b64decode(raw["done"], validate=True)
+            step, epoch, stored = int(raw["step"]), int(raw["epoch"]), int(raw["samples"])
+            checksum = raw["checksum"]
+        except FileNotFoundError:
+            raise UserError(f"{path}: missing") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path}: corrupt ({error})") from None
+        if checksum != _checksum(step, epoch, stored, done):
+            raise UserError(f"{path}: corrupt (it does not match its checksum)")
+        if stored != samples:
+            raise UserError(f"{path}: is of a run with {stored} samples, expected {samples}")
         # `packbits` fills the last byte with zeros; `count` removes them.
-        return cls(raw["step"], raw["epoch"], np.unpackbits(bits, count=raw["samples"]).astype(bool))
+        return cls(step, epoch, np.unpackbits(np.frombuffer(done, np.uint8), count=stored).astype(bool))
 
     def save(self, folder: Path) -> None:
         """Write one small JSON file."""
         # One bit for each sample, so that the file stays small with millions of samples.
-        bits = base64.b64encode(np.packbits(self.done).tobytes()).decode()
-        raw = {"step": self.step, "epoch": self.epoch, "samples": len(self.done), "done": bits}
+        done = np.packbits(self.done).tobytes()
+        raw = {
+            "step": self.step,
+            "epoch": self.epoch,
+            "samples": len(self.done),
+            "done": base64.b64encode(done).decode(),
+            "checksum": _checksum(self.step, self.epoch, len(self.done), done),
+        }
         (folder / _PROGRESS_FILE).write_text(json.dumps(raw) + "\n")
 
     def add(self, batch: Batch) -> None:
@@ -52,3 +78,7 @@ class TrainingProgress:
         self.done[batch.indices] = True
         if batch.samples:
             self.step += 1
+
+
+def _checksum(step: int, epoch: int, samples: int, done: bytes) -> str:
+    return f"{zlib.crc32(f'{step} {epoch} {samples} '.encode() + done):08x}"

@@ -98,7 +98,7 @@ def _resume(
             return TrainingProgress.at_start(samples)
         try:
             strategy.load_state(folder)
-            return TrainingProgress.load(folder)
+            return TrainingProgress.load(folder, samples)
         except UserError as error:
             remedy = f"remove {job.checkpoint.url}/{STATE_FOLDER} to train again from the samples"
             reword(error, f"{error}; {remedy}")

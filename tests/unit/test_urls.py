@@ -149,13 +149,14 @@ def test_s3_without_credentials_is_one_line_wherever_it_is_first_used(
 
 
 class Refuses(BaseHTTPRequestHandler):
-    """Answers with 403."""
+    """Answers with 403, or as a test sets it."""
 
     requests: list[str]
+    status = 403
 
     def do_HEAD(self) -> None:
         self.requests.append(self.path)
-        self.send_response(403)
+        self.send_response(self.status)
         self.end_headers()
 
     def log_message(self, *args: object) -> None:
@@ -186,10 +187,27 @@ def test_require_answer_asks_again_after_a_lost_connection() -> None:
 
         closing = threading.Thread(target=close_one)
         closing.start()
-        require_answer(address, 10.0)
+        require_answer(address, 1.0)
         closing.join()
         with pytest.raises(TimeoutError):
-            require_answer(address, 0.2)
+            require_answer(address, 1.0)
+
+
+@pytest.mark.parametrize(("status", "requests"), [(501, 1), (503, 2)])
+def test_require_answer_asks_a_server_that_fails_again(
+    monkeypatch: pytest.MonkeyPatch, status: int, requests: int
+) -> None:
+    """501: it does not know HEAD, and is in order."""
+    Refuses.requests = []
+    monkeypatch.setattr(Refuses, "status", status)
+    with HTTPServer(("127.0.0.1", 0), Refuses) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        for _ in range(2):
+            require_answer(f"http://127.0.0.1:{server.server_port}/data", 10.0)
+        server.shutdown()
+        thread.join()
+    assert Refuses.requests == ["/data"] * requests
 
 
 def test_require_answer_raises_for_a_silent_server_each_time() -> None:

@@ -18,6 +18,34 @@ if TYPE_CHECKING:
 
 # Arguments whose setting has another name, or is in another section.
 _SETTINGS = {"model": "model.path", "max_model_len": "model.max_length", "revision": "model.revision"}
+# Arguments that would replace the weights, the config or the code of `model.path`, which are checked and part of the
+# fingerprint; and an account's token.
+_REJECTED = (
+    "code_revision",
+    "config_format",
+    "convert",
+    "hf_config_path",
+    "hf_token",
+    "io_processor_plugin",
+    "load_format",
+    "logits_processors",
+    "model_class_overrides",
+    "model_impl",
+    "model_loader_extra_config",
+    "model_weights",
+    "override_generation_config",
+    "runner",
+    "scheduler_cls",
+    "spec_method",
+    "spec_model",
+    "spec_tokens",
+    "speculative_config",
+    "tokenizer",
+    "tokenizer_mode",
+    "tokenizer_revision",
+    "weight_transfer_config",
+    "worker_cls",
+)
 
 
 def engine_arguments(
@@ -42,7 +70,8 @@ def check_engine_args(model: ModelSection, settings: VllmSection, *, device: str
     """Check the names of `model.engine_args`. vLLM checks the values when it starts.
 
     Raises:
-        UserError: for a name that vLLM does not have, or whose value follows from other settings.
+        UserError: for a name that vLLM does not have, whose value follows from other settings, or that would replace
+            the model.
     """
     known = argument_names()
     determined = _determined_arguments(model, settings, (), device=device).keys()
@@ -57,6 +86,11 @@ def check_engine_args(model: ModelSection, settings: VllmSection, *, device: str
                 raise UserError(f"{place}: is {section}.{name}; set that")
         if name in determined:
             raise UserError(f"{place}: sampling depends on our value of it; leave it out")
+        if name in _REJECTED:
+            raise UserError(
+                f"{place}: would generate with something else than the model of model.path that was checked; leave it "
+                f"out"
+            )
         if name.endswith("_parallel_size") or name.startswith("data_parallel"):
             raise UserError(
                 f"{place}: an engine is divided by runtime.vllm.tensor_parallel_size alone; for more engines set "

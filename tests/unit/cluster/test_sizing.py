@@ -201,3 +201,35 @@ def test_memory_table_of_the_documentation_is_computed_as_in_the_code() -> None:
         for workers, text in zip((4, 8, 16), stated[2:5], strict=True):
             assert text == f"{(sharded / workers + activations + GPU_RESERVE) / 1e9:.0f}"
         assert stated[5] == f"{STATE_BYTES * parameters / 1e9:.0f}"
+
+
+@pytest.mark.parametrize(
+    ("words", "per_parameter"),
+    [
+        ([], 18),
+        (["method.teacher=resident"], 18 + 2),
+        (["training.lora={rank: 16}"], 2 + 0.9),
+        (["training.lora={rank: 16}", "method.teacher=resident"], 2 + 0.9),  # the student contains the base model
+        # The second round begins with the merged model of the first.
+        (["training.lora={rank: 16}", "method={name: r1-on-policy, teacher: resident}"], 2 + 0.9 + 2),
+        (["training.lora={rank: 16}", "training.precision=float32"], 4 + 0.8),
+    ],
+)
+def test_sharded_bytes_are_those_of_the_largest_round(words: list[str], per_parameter: float) -> None:
+    study = load_recipe("nq_mistral_7b", [DATA, *words]).study
+    assert sharded_bytes(study, 1e9) == pytest.approx(per_parameter * 1e9)
+
+
+def test_hidden_state_bytes_count_all_samples_of_an_on_policy_method() -> None:
+    study = load_recipe("nq_mistral_7b", [DATA, "method.name=r1-on-policy"]).study
+    samples = study.data.train_examples * (study.method.k + 1)
+    assert hidden_state_bytes(load_cluster("gke"), study) == samples * 100 * 4096 * 2
+
+
+def test_quantized_samplers_are_not_checked_against_the_memory() -> None:
+    """vLLM quantizes the weights, so that their size is not known."""
+    small = ["sampling.node.instance_type=g2-standard-16"]
+    words = [DATA, EIGHT, "runtime.vllm.gpu_memory_utilization=0.5", "model.engine_args={quantization: fp8}"]
+    with pytest.raises(UserError, match="the weights take"):
+        render(load_cluster("gke", small), load_job("nq_mistral_7b", words[:-1]))
+    assert render(load_cluster("gke", small), load_job("nq_mistral_7b", words))

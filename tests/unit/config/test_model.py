@@ -56,18 +56,36 @@ def test_extra_body_has_the_limit_of_the_evaluation(load: Callable[..., Recipe])
         load("model.extra_body={max_tokens: 3}")
 
 
+def test_engine_args_are_rejected_where_vllm_does_not_run_the_model(load: Callable[..., Recipe]) -> None:
+    given = "model.engine_args={quantization: fp8}"
+    study = load(given, "model.engine=vllm").study
+    assert study.model.engine_args == {"quantization": "fp8"}
+    assert "engine_args" not in load("model.engine=vllm").study.model.model_dump()
+    message = "model.engine_args: are arguments of vLLM, but model.engine is hf; set model.engine to vllm, or leave"
+    with pytest.raises(UserError, match=message):
+        load(given, "model.engine=hf")
+    with pytest.raises(UserError, match=r"from which method.teacher 'topk' learns; set method.teacher to cached or re"):
+        load(given, "model.engine=vllm", "method.teacher=topk", "method.teacher_topk=8")
+
+
 @pytest.mark.parametrize(
     ("setting", "place"),
     [
         ("model.extra_body={api_key: hunter2}", "model.extra_body.api_key"),
         ("model.extra_body={headers: {Authorization: hunter2}}", "model.extra_body.headers.Authorization"),
         ("model.chat_template_kwargs={api_key: hunter2}", "model.chat_template_kwargs.api_key"),
+        ("model.engine_args={hf_token: hunter2}", "model.engine_args.hf_token"),
         ("sweep.model.extra_body=[{}, {api_key: hunter2}]", "sweep.model.extra_body[1].api_key"),
     ],
 )
 def test_what_is_sent_to_a_server_holds_no_key(load: Callable[..., Recipe], setting: str, place: str) -> None:
     with pytest.raises(UserError, match=rf"{re.escape(place)}: contains what looks like a secret"):
         load(setting)
+
+
+def test_engine_args_take_numbers_of_tokens(load: Callable[..., Recipe]) -> None:
+    arguments = {"max_num_batched_tokens": 4096, "long_prefill_token_threshold": 8}
+    assert load(f"model.engine_args={json.dumps(arguments)}", "model.engine=vllm").study.model.engine_args == arguments
 
 
 def test_extra_body_takes_fields_of_tokens(load: Callable[..., Recipe]) -> None:

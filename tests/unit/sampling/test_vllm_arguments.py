@@ -5,6 +5,7 @@ import pytest
 from pos2distill.config import ModelSection, VllmSection
 from pos2distill.config.base import HashableMapping
 from pos2distill.errors import UserError
+from pos2distill.sampling.engines import vllm_arguments
 from pos2distill.sampling.engines.vllm_arguments import argument_names, check_engine_args, engine_arguments
 
 
@@ -16,6 +17,10 @@ def test_argument_names_are_those_of_vllms_class() -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     assert argument_names() == {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+
+
+def test_arguments_that_are_rejected_exist_in_vllm() -> None:
+    assert argument_names() >= set(vllm_arguments._REJECTED)
 
 
 def test_engine_arguments_have_what_settings_and_the_user_give(tiny_model_path: str) -> None:
@@ -39,6 +44,10 @@ def test_engine_arguments_have_what_settings_and_the_user_give(tiny_model_path: 
         ("tensor_parallel_size", "is runtime.vllm.tensor_parallel_size; set that"),
         ("logprobs_mode", "sampling depends on our value of it; leave it out"),
         ("enable_chunked_prefill", "sampling depends on our value of it; leave it out"),
+        (
+            "load_format",
+            "would generate with something else than the model of model.path that was checked; leave it out",
+        ),
         (
             "pipeline_parallel_size",
             "an engine is divided by runtime.vllm.tensor_parallel_size alone; for more engines set "

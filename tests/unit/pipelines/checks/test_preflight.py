@@ -101,7 +101,6 @@ def test_preflight_rejects_arguments_that_vllm_does_not_have(make_recipe: Make) 
     message = "model.engine_args: kv_cache_dtpye: vLLM has no such argument; did you mean 'kv_cache_dtype'?"
     with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
         run(make_recipe(model={"engine": "vllm", "engine_args": arguments}))
-    run(make_recipe(model={"engine": "hf", "engine_args": arguments}))  # a warning says that they have no effect
 
 
 @pytest.mark.parametrize("inside", ["", "/runs/new"])

@@ -87,10 +87,6 @@ def warnings_if_finished(capsys: pytest.CaptureFixture[str]) -> Callable[[Recipe
             {"model": {"extra_body": {"seed": 1}}},
             "warning: model.extra_body: has no effect, since model.engine is hf, not openai",
         ),
-        (
-            {"model": {"engine_args": {"quantization": "fp8"}}},
-            "warning: model.engine_args: has no effect, since model.engine is hf, not vllm",
-        ),
     ],
 )
 def test_warn_of_settings_names_those_of_a_method_that_is_not_chosen(
