@@ -39,7 +39,7 @@ def make_prompt(tokenizer: Any, example: dict[str, Any], documents: int, slot: i
 
 
 def answer(model: Any, tokenizer: Any, examples: list[Any], documents: int, slot: int, **sampling: Any) -> list[Any]:
-    """(prompt, response, is right) for each; a response ends with its end-of-turn token, or is [] if it was cut."""
+    """(prompt, response, is correct) for each; a response ends with its end-of-turn token, or is [] if it was cut."""
     answers, end = [], tokenizer.eos_token_id
     for start in range(0, len(examples), 16):
         prompts = [make_prompt(tokenizer, example, documents, slot) for example in examples[start : start + 16]]
@@ -53,7 +53,7 @@ def answer(model: Any, tokenizer: Any, examples: list[Any], documents: int, slot
 
 
 def accuracy_by_slot(model: Any, tokenizer: Any, examples: list[Any], documents: int) -> dict[int, float]:
-    """The fraction of right greedy answers with the gold document at slots from the first to the last."""
+    """The fraction of correct greedy answers with the gold document at slots from the first to the last."""
     accuracies = {}
     for slot in torch.linspace(0, documents - 1, EVAL_SLOTS).round().int().tolist():
         answers = answer(model, tokenizer, examples, documents, slot, do_sample=False)

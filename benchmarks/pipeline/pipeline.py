@@ -26,6 +26,7 @@ from pipelines.stages.prepare import training_ids
 from pipelines.stages.stage import RunContext
 from pos2distill.config import Recipe
 from pos2distill.models.load import load_prompt_builder
+from pos2distill.store.lease import Lease
 from pos2distill.store.samples import SampleStore
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.loader import BatchLoader
@@ -55,7 +56,9 @@ def measure(material: Path, examples: int, cores: int) -> dict[str, Any]:
         recipe = load(material, storage, examples)
         plan = make_plan(recipe)
         logged_settings = recipe.study.model_dump(mode="json")
-        run = RunContext(recipe.name, recipe.storage, logged_settings, recipe.runtime, RayExecutor(recipe.runtime))
+        run = RunContext(
+            recipe.name, recipe.storage, logged_settings, recipe.runtime, RayExecutor(recipe.runtime), Lease()
+        )
         finished = threading.Event()
         watcher = threading.Thread(target=watch, args=(memory, finished), daemon=True)
         watcher.start()

@@ -28,6 +28,7 @@ from pos2distill.config import Recipe
 from pos2distill.models.load import load_prompt_builder
 from pos2distill.sampling.operators import ActorOperator, fetch_examples
 from pos2distill.sampling.prompting import PromptSpec, build_prompts
+from pos2distill.store.lease import Lease
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.permutations import evaluated_placements
 from pos2distill.training.rows import RowBuilder, kept_samples
@@ -62,7 +63,9 @@ def measure(recipe: Recipe, plan: Plan) -> dict[str, float]:
     """CPU seconds of every step for all training examples of a recipe, in blocks as the pipeline cuts them."""
     stopwatch = Stopwatch()
     logged_settings = recipe.study.model_dump(mode="json")
-    run = RunContext(recipe.name, recipe.storage, logged_settings, recipe.runtime, LocalExecutor(recipe.runtime))
+    run = RunContext(
+        recipe.name, recipe.storage, logged_settings, recipe.runtime, LocalExecutor(recipe.runtime), Lease()
+    )
     with stopwatch.time("read, check, split, write"):
         plan.prepare.run(plan.prepare, run)
     _sample(recipe, plan, stopwatch)

@@ -22,6 +22,7 @@ from pipelines.stages.stage import RunContext
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from pos2distill.store.checkpoint_layout import STEPS_FOLDER
+from pos2distill.store.lease import Lease
 from pos2distill.store.samples import SampleStore
 
 BATCH = 8
@@ -60,7 +61,9 @@ def measure(mode: str, delay_s: float, examples: int) -> dict[str, Any]:
         recipe = load(storage, mode, delay_s, examples)
         plan = make_plan(recipe)
         logged_settings = recipe.study.model_dump(mode="json")
-        run = RunContext(recipe.name, recipe.storage, logged_settings, recipe.runtime, RayExecutor(recipe.runtime))
+        run = RunContext(
+            recipe.name, recipe.storage, logged_settings, recipe.runtime, RayExecutor(recipe.runtime), Lease()
+        )
         plan.prepare.run(plan.prepare, run)
         result: dict[str, Any] = {}
         start = time.monotonic()

@@ -25,6 +25,7 @@ from pipelines.stages.prepare import training_ids
 from pipelines.stages.stage import RunContext
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
+from pos2distill.store.lease import Lease
 from pos2distill.store.samples import SampleStore
 
 REPORT = Path(__file__).with_suffix(".json")
@@ -125,7 +126,7 @@ def watch(measured: list[dict[str, float]], store: SampleStore, finished: thread
 def measure(recipe: Recipe, plan: Plan, examples: int) -> dict[str, Any]:
     """Run the stages `prepare` and `distill`, and check that training used every example once."""
     logged_settings = recipe.study.model_dump(mode="json")
-    run = RunContext(recipe.name, recipe.storage, logged_settings, recipe.runtime, RayExecutor(recipe.runtime))
+    run = RunContext(recipe.name, recipe.storage, logged_settings, recipe.runtime, RayExecutor(recipe.runtime), Lease())
     plan.prepare.run(plan.prepare, run)
     measured: list[dict[str, float]] = []
     finished = threading.Event()

@@ -138,8 +138,7 @@ def to_run_summary(folder: str, summary: Mapping[str, Any]) -> RunSummary:
             "name": summary["name"],
             "date": summary["made_with"].get("date", ""),
             "bootstrap": {name: settings["evaluation"][name] for name in ("bootstrap_samples", "seed")},
-            # A report of an earlier version has no such section.
-            "inference": settings.get("inference", {}).get("method", "none"),
+            "inference": settings["inference"]["method"],
         }
         if _is_evaluation(summary):
             models = [model for model in ("base", "distilled") if model in summary]

@@ -80,9 +80,7 @@ def count_training(examples: Artifact, *, at_most: int, setting: str) -> int:
 
 
 def read_locations(examples: Artifact) -> dict[str, str]:
-    """Where the data set has each example, by its id; empty for artifacts of versions that did not record it."""
-    if not examples.fs.exists(f"{examples.path}/{_LOCATIONS}"):
-        return {}
+    """Where the data set has each example, by its id."""
     return examples.read_json(_LOCATIONS)
 
 

@@ -70,7 +70,7 @@ class RunContext:
     logged_settings: dict[str, Any]
     runtime: Runtime
     executor: Executor
-    lease: Lease = field(default_factory=Lease)
+    lease: Lease
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from functools import partial
 from pos2distill.errors import GateError
 from pos2distill.evaluation.formatting import format_lower, format_value
 from pos2distill.evaluation.gap import questions_above
-from pos2distill.evaluation.scores import Curve, Grid, paired_difference, share_examples
-from pos2distill.evaluation.statistics import questions_needed
+from pos2distill.evaluation.scores import Curve, Grid, share_examples
+from pos2distill.evaluation.statistics import difference_interval, questions_needed
 from pos2distill.records import Floats
 
 
@@ -107,9 +107,9 @@ def check_gate(
     if gate.drop_above is not None:
         assert baseline is not None
         before, after = share_examples(baseline, grid)
-        paired = paired_difference(before, after, bootstrap_samples=bootstrap_samples, seed=seed)
-        drop, low = -100 * paired["mean_difference"], -100 * paired["ci95"][1]
-        needed = partial(_needed, drop - gate.drop_above, (after.correct_ES - before.correct_ES).mean(1))
+        difference_E = (after.correct_ES - before.correct_ES).mean(1)
+        drop, low = -100 * float(difference_E.mean()), -100 * difference_interval(difference_E)[1]
+        needed = partial(_needed, drop - gate.drop_above, difference_E)
         scores.append(_GateScore("drop of the mean", drop, low, gate.drop_above, needed, len(after.example_ids)))
     return [_check(score) for score in scores]
 

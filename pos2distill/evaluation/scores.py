@@ -5,7 +5,7 @@ Shapes: E examples, S slots, O orders of the distractors.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -82,9 +82,8 @@ class Curve:
     position_p: float
     f1: float
     by_group: dict[str, float]
+    by_group_ci95: dict[str, Interval]
     broken_by_order: tuple[float, ...] = ()
-    # Has a default, since summaries of earlier versions lack it.
-    by_group_ci95: dict[str, Interval] = field(default_factory=dict)
 
     @property
     def why_gap_is_meaningless(self) -> str | None:

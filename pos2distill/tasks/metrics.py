@@ -57,7 +57,7 @@ def parse_answer(text: str) -> str | None:
 
 
 def score(metric: Metric, text: str, answers: Sequence[str]) -> tuple[bool, float]:
-    """Whether the text is right by `metric`, and F1 of the compared part: the first line, all, or the parsed answer."""
+    """Whether `metric` counts the text as correct, and F1 of the compared part: a line, all, or the parsed answer."""
     part = compared_text(metric, text)
     return _MATCHES[metric](part, answers), f1(part, answers)
 

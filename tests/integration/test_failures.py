@@ -17,6 +17,7 @@ from pipelines.stages.sample import progress_spec
 from pipelines.stages.stage import RunContext
 from pos2distill.config import Recipe
 from pos2distill.errors import MachineError, UserError
+from pos2distill.store.lease import Lease
 from tests.support.commands import run_distill, run_sample
 from tests.support.drivers import Driver
 from tests.support.results import artifact_of, counts_of, sample_store, training_ids
@@ -89,7 +90,7 @@ def test_a_run_with_too_many_failures_in_the_end_does_not_pass_the_second_time(
     command(fake(*settings, "runtime.max_failed_fraction=0.1"))
     assert samples.is_finished
     # What was accepted is not judged again by a lower limit, should a corrupt part of it be sampled again.
-    context = RunContext(recipe.name, recipe.storage, {}, recipe.runtime, build_executor(recipe.runtime))
+    context = RunContext(recipe.name, recipe.storage, {}, recipe.runtime, build_executor(recipe.runtime), Lease())
     progress_spec(make_plan(recipe).first_sample, context, "distill").guard.finish()
 
 

@@ -30,6 +30,7 @@ from pos2distill.records import example_from_row
 from pos2distill.sampling.engines.protocol import Completion, SamplingParams
 from pos2distill.sampling.scale_search import ScaledAccuracy
 from pos2distill.store.artifacts import Artifact, Manifest
+from pos2distill.store.lease import Lease
 from pos2distill.tasks.permutations import advantageous_slots
 from pos2distill.tasks.prompts import PromptBuilder
 from pos2distill.training.rows import RowBuilder, kept_samples
@@ -70,7 +71,7 @@ def details(artifact: Artifact) -> dict[str, Any]:
 
 def context_of(recipe: Recipe) -> RunContext:
     executor = build_executor(recipe.runtime)
-    return RunContext(recipe.name, recipe.storage, {}, recipe.runtime, executor)
+    return RunContext(recipe.name, recipe.storage, {}, recipe.runtime, executor, Lease())
 
 
 def searched(plan: Plan) -> dict[str, Any]:

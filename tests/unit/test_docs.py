@@ -12,6 +12,7 @@ from benchmarks.wrong_input.count import KINDS
 from pipelines.checks.model_checks import check_against_model
 from pipelines.cli.help_texts import examples
 from pos2distill.config import METHODS
+from pos2distill.config.evaluation_recipe import evaluation_recipe
 from pos2distill.config.inference_table import INFERENCE_METHODS
 from pos2distill.config.load import load_recipe, make_recipe
 from pos2distill.config.paths import project_root
@@ -102,6 +103,16 @@ def test_settings_of_evaluate_are_those_of_a_recipe() -> None:
     (block,) = blocks("docs/evaluate.md", "yaml")
     data = {"format": "jsonl", "path": "q.jsonl", "train_examples": 0}
     make_recipe({"name": "mine", "description": "Mine.", "data": data, **yaml.safe_load(block)}, source="evaluate.md")
+
+
+def test_command_with_arguments_of_vllm_uses_vllm() -> None:
+    """`evaluate --model` runs the model with transformers by default."""
+    (block,) = [block for block in blocks("docs/models.md", "bash") if "engine_args" in block]
+    program, script, command, option, model, *words = shlex.split(block)
+    assert [program, script, command, option, words[0]] == ["python", "run.py", "evaluate", "--model", "--data"]
+    recipe = evaluation_recipe(model, words[1], overrides=words[2:])
+    assert recipe.study.model.engine == "vllm"
+    assert recipe.study.model.engine_args == {"quantization": "fp8"}
 
 
 def test_examples_of_models_that_think_switch_it_off() -> None:

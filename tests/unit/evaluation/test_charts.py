@@ -39,6 +39,7 @@ def curve(slots: tuple[Any, ...], *, groups: tuple[str, ...] = (), documents: in
         position_p=0.01,
         f1=0.5,
         by_group={},
+        by_group_ci95={},
     )
 
 

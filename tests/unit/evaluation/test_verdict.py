@@ -26,6 +26,7 @@ def curve(
         position_p=position_p,
         f1=0.0,
         by_group={},
+        by_group_ci95={},
     )
 
 

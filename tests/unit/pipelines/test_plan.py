@@ -14,6 +14,7 @@ from pipelines.stages.stage import Digests, RunContext
 from pos2distill.config import Recipe
 from pos2distill.errors import MachineError, TransientError, UserError
 from pos2distill.records import example_from_row
+from pos2distill.store.lease import Lease
 from pos2distill.tasks.datasets import load_split
 
 PREPARE, BASE, SAMPLE, DISTILL, DISTILLED = STAGES = (
@@ -199,7 +200,9 @@ def test_prepare_writes_the_split(make_recipe: Make) -> None:
     recipe = make_recipe(evaluation={"other_documents": [6]}, runtime={"executor": "local"})
     stage = make_plan(recipe).prepare
     logged_settings = recipe.study.model_dump(mode="json")
-    run = RunContext(recipe.name, recipe.storage, logged_settings, recipe.runtime, build_executor(recipe.runtime))
+    run = RunContext(
+        recipe.name, recipe.storage, logged_settings, recipe.runtime, build_executor(recipe.runtime), Lease()
+    )
     manifest = stage.run(stage, run)
     split = load_split(recipe.study.data, documents=6, seed=0)
     assert manifest.counts == split.counts
