@@ -93,11 +93,16 @@ def run_study(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
             print(f"--- study {number} of {len(studies)}{format_settings(planned.settings)}", flush=True)
         with driver_lease(recipe) as lease:
             _run(planned, "study", lease)
+            # With the lease: two drivers that write the report's folder at the same time would lose one of them.
+            if not recipe.sweep:
+                _report_unless_shown(recipe, planned.plan)
     if recipe.sweep:
-        _report_sweep(recipe, studies)  # takes little time beside the studies, so it is always written
-        return
-    (planned,) = studies
-    plan = planned.plan
+        with driver_lease(recipe):
+            _report_sweep(recipe, studies)  # takes little time beside the studies, so it is always written
+
+
+def _report_unless_shown(recipe: Recipe, plan: Plan) -> None:
+    """Write the report, or print what it says if it shows this study already."""
     # All studies in a storage write the same report folder, so its summary says which study it shows.
     if reported_fingerprint(recipe.storage) == plan.fingerprint:
         print(f"{'report':<18}  cached")

@@ -26,10 +26,13 @@ _UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EN
 # An HTTP server may answer the next time after these, as after those from 500 on.
 _PASSING_STATUS = (408, 425, 429)
 
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+
 # Fixes for errors of the operating system.
 _FIXES = {
-    errno.ENOSPC: "; free space there, or use another disk (runtime.storage; TMPDIR for temporary files)",
-    errno.EDQUOT: "; free space there, or use another disk (runtime.storage; TMPDIR for temporary files)",
+    **dict.fromkeys(
+        _FULL_DISK, "; free space there, or use another disk (runtime.storage; TMPDIR for temporary files)"
+    ),
     errno.EROFS: "; choose a place that can be written",
     errno.EISDIR: "; expected a file, not a folder",
     errno.ENOTDIR: "; a part of the path is a file, not a folder",
@@ -156,6 +159,9 @@ def fix_hint(error: BaseException, url: str = "") -> str:
 def _general_fix(error: BaseException) -> str:
     if isinstance(error, PermissionError):
         return _CREDENTIALS if error.filename is None else "; check the permissions of the file and of its folder"
+    # A write to an open file does not say which one.
+    if isinstance(error, OSError) and error.errno in _FULL_DISK and error.filename is None:
+        return "; free space in runtime.storage and in TMPDIR, or choose others"
     if isinstance(error, OSError) and error.errno in _FIXES:
         return _FIXES[error.errno]
     if isinstance(error, ConnectionError | TimeoutError | socket.gaierror):
@@ -234,6 +240,8 @@ def describe(error: BaseException) -> str | None:
     name = getattr(error, "filename", None) or type(error).__name__
     if getattr(error, "errno", None) in _BUSY:
         name = "a storage"
+    elif getattr(error, "errno", None) in _FULL_DISK and getattr(error, "filename", None) is None:
+        name = "a disk"
     again = "; run the same command again to continue" if is_transient(error) else ""
     # A name may be too long for a message, and the reason stands after it.
     return f"{name!s:.300}: {error_text(error)}{fix_hint(error)}{again}; POS2DISTILL_DEBUG=1 shows the traceback"

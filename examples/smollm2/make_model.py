@@ -154,6 +154,8 @@ def save_plain(model: Any, tokenizer: Any, folder: Path) -> None:
     plain.generation_config.pad_token_id = end_of_turn
     plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    # safetensors 0.8 makes a file that its owner alone can read.
+    (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
     (folder / "README.md").write_text(README.format(requirement=REQUIREMENT, wheel_sha256=WHEEL_SHA256))
 
 

@@ -3,6 +3,7 @@
 import argparse
 import itertools
 import json
+import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Mapping
@@ -241,8 +242,9 @@ def _export(options: argparse.Namespace) -> None:
     for group, tasks in export.groups.items():
         print(f"{options.folder}: group {group}, {len(tasks)} tasks")
     names = ",".join(export.groups)
-    print(f"lm_eval --include_path {options.folder} --tasks {names} --model hf --model_args pretrained=MODEL")
-    print(f"with --log_samples --output_path ANSWERS, `compare {export.compared_with} ANSWERS` shows the difference")
+    folder, compared = shlex.quote(str(options.folder)), shlex.quote(export.compared_with)
+    print(f"lm_eval --include_path {folder} --tasks {names} --model hf --model_args pretrained=MODEL")
+    print(f"with --log_samples --output_path ANSWERS, `compare {compared} ANSWERS` shows the difference")
 
 
 def _push(options: argparse.Namespace) -> None:

@@ -48,6 +48,9 @@ def apply_override(raw: dict[str, Any], override: str, *, prefix: str = "") -> s
         if written and text is None:
             hint = f"; did you mean '{prefix}{written[1] or written[3]}={written[2] or written[4]}'?"
         raise UserError(f"{prefix}{override}: expected {prefix}section.field=value{hint}")
+    if not text.strip():
+        # As of a variable of the shell that is not set, which should not mean the default.
+        raise UserError(f"{prefix}{dotted}: no value after '='; write null for none, or '' for an empty text")
     try:
         # The value is read as YAML, so that lists, null and quotes mean the same as in a file.
         value = parse_value(text)

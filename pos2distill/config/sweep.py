@@ -13,7 +13,7 @@ from pos2distill.config.read import RawRecipe, auto_precisions_in, reject_filled
 from pos2distill.config.recipe import Recipe
 from pos2distill.config.study import Study
 from pos2distill.config.validation import dotted_names
-from pos2distill.errors import UserError, did_you_mean
+from pos2distill.errors import UserError, did_you_mean_one
 
 _MAX_CELLS = 1000  # limit on the studies of a sweep
 
@@ -55,7 +55,7 @@ def _check_sweep(recipe: Recipe) -> None:
     possible += [name for name, field in Study.model_fields.items() if name not in ("seed", "evaluation")]
     for dotted, values in recipe.sweep.items():
         if dotted not in possible:
-            raise UserError(f"sweep: {dotted}: not a setting of a study{did_you_mean(dotted, possible)}")
+            raise UserError(f"sweep: {dotted}: not a setting of a study{did_you_mean_one(dotted, possible)}")
         if not values:
             raise UserError(f"sweep: {dotted}: expected at least one value")
         within = [name for name in recipe.sweep if name.startswith(f"{dotted}.")]

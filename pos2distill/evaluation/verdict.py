@@ -54,7 +54,8 @@ def _chance(curve: Curve) -> str:
 def _difference(curve: Curve, known: Curve | None = None) -> str:
     """How much lower the worst position is than the best. known: a curve of which the same sentence already says so."""
     if not curve.gap:
-        return f"all {len(curve.slots)} positions of {curve.documents} have the same accuracy"
+        placed = "placements among" if isinstance(curve.slots[0], tuple) else "positions of"
+        return f"all {len(curve.slots)} {placed} {curve.documents} have the same accuracy"
     worst, best = _worst(curve), _best(curve)
     points = format_points(curve.gap)
     if known is not None and known.gap and (_worst(known), _best(known)) == (worst, best):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 import uuid
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,20 @@ from pos2distill.parquet import open_parquet
 
 ROW_GROUP_SIZE = 256
 """Rows of a Parquet row group, the least that a reader must read to get one row."""
+
+
+def allow_usual_access(folder: Path) -> None:
+    """Give all files of a local folder the rights that the process's umask leaves.
+
+    safetensors 0.8 makes files that their owner alone can read, so that no server of another user could load a model.
+    """
+    probe = folder / f"rights-{uuid.uuid4().hex}"
+    probe.touch()
+    rights = stat.S_IMODE(probe.stat().st_mode)
+    probe.unlink()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(rights)
 
 
 def write_table(fs: fsspec.AbstractFileSystem, path: str, table: pa.Table) -> None:

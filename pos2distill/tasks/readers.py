@@ -37,6 +37,7 @@ _OTHER_KINDS = {
     b"<html": "is a web page; download the file itself",
     b"%PDF": "is a PDF file; expected JSON Lines",
 }
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00")
 
 
 def read_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -98,7 +99,10 @@ def _check_kind(start: bytes, url: str) -> None:
         raise UserError(f"{url}: is a spreadsheet; write its records as JSON Lines or Parquet (data.path)")
     for magic, meaning in _OTHER_KINDS.items():
         if start.startswith(magic):
-            raise UserError(f"{url}: {meaning} (data.path)")
+            # What is checked is the decompressed content.
+            is_twice = magic in _COMPRESSED and infer_compression(url)
+            problem = "is compressed twice; decompress it once" if is_twice else meaning
+            raise UserError(f"{url}: {problem} (data.path)")
     # Without a byte-order mark: JSON begins with a character of ASCII, and so does what follows it.
     encoding = {2: "UTF-16", 3: "UTF-32"}.get(start[:4].count(0))
     if encoding and start.lstrip(b"\0").startswith(_JSON_STARTS):

@@ -21,6 +21,10 @@ DEBUG = "; POS2DISTILL_DEBUG=1 shows the traceback"
     [
         (FileNotFoundError(2, "No such file or directory", "/x"), "/x: No such file or directory"),
         (
+            OSError(errno.ENOSPC, "No space left on device"),
+            "a disk: No space left on device; free space in runtime.storage and in TMPDIR, or choose others",
+        ),
+        (
             OSError(errno.ENOSPC, "No space left on device", "/x"),
             "/x: No space left on device; free space there, or use another disk (runtime.storage; TMPDIR for temporary "
             "files)",

@@ -29,6 +29,7 @@ def test_load_recipe_applies_the_last_override(load: Callable[..., Recipe]) -> N
     [
         ("training.epochs", "training.epochs: expected section.field=value"),
         ("=3", "=3: expected section.field=value"),
+        ("runtime.storage=", "runtime.storage: no value after '='; write null for none, or '' for an empty text"),
         ("training.epochs 3", "training.epochs 3: expected section.field=value; did you mean 'training.epochs=3'?"),
         ("= 5", "= 5: expected section.field=value"),
         ("the recipe is", "the recipe is: expected section.field=value"),

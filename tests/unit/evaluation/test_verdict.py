@@ -114,6 +114,9 @@ def test_describe_change_of_pairs_and_of_a_flat_model() -> None:
         "All 2 positions of 10 have the same accuracy; after distillation, accuracy at position 1 is 10 points lower "
         "than at position 2. "
     )
+    assert (
+        describe_curve(curve(0.5, 0.5, slots=((0, 1), (8, 0)))) == "All 2 placements among 10 have the same accuracy."
+    )
 
 
 def test_describe_change_and_curve_without_a_right_answer() -> None:

@@ -127,6 +127,25 @@ def test_commands_that_write_artifacts_hold_the_lease(
         COMMANDS[command](recipe)
 
 
+def test_run_study_holds_the_lease_while_it_writes_the_report(
+    make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two drivers that move and write the folder at the same time would lose the report of one of them."""
+    held: list[bool] = []
+
+    def check_lease(*arguments: Any) -> None:
+        fs, path = fsspec.url_to_fs(f"{recipe.storage}/driver.json")
+        held.append(fs.exists(path))
+
+    recipe = make_recipe()
+    monkeypatch.setattr(commands, "run_stages", lambda *arguments: None)
+    for report in ("_report", "_report_sweep"):
+        monkeypatch.setattr(commands, report, check_lease)
+    run_study(recipe)
+    run_study(make_recipe(sweep={"seed": [0, 1]}))
+    assert held == [True, True]
+
+
 @pytest.mark.parametrize(("is_cli_process", "ended"), [(True, ["lost"]), (False, [])])
 def test_a_lost_lease_ends_the_program_and_of_other_processes_the_call(
     make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch, is_cli_process: bool, ended: list[str]

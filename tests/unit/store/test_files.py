@@ -1,11 +1,14 @@
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
+import torch
+from safetensors.torch import save_file
 
-from pos2distill.store.files import write_bytes
+from pos2distill.store.files import allow_usual_access, write_bytes
 from tests.support.stores import make_samples, open_store
 
 
@@ -30,3 +33,16 @@ def test_write_bytes_replaces_the_whole_file(storage: str) -> None:
     write_bytes(fs, path, b"short")
     assert fs.cat_file(path) == b"short"
     assert [entry.rsplit("/", 1)[-1] for entry in fs.ls(fs._parent(path), detail=False)] == ["file"]
+
+
+def test_allow_usual_access_leaves_what_the_umask_leaves(tmp_path: Path) -> None:
+    (tmp_path / "inside").mkdir()
+    save_file({"a": torch.zeros(1)}, tmp_path / "inside" / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    before = os.umask(0o027)
+    try:
+        allow_usual_access(tmp_path)
+    finally:
+        os.umask(before)
+    rights = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*") if path.is_file()}
+    assert rights == {"model.safetensors": 0o640, "config.json": 0o640}
