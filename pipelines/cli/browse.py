@@ -171,9 +171,13 @@ def _format_answer(answer: dict[str, Any]) -> str:
     return f"{answer['text']}  ({'; '.join(notes)})"
 
 
-def _without_mean(run: Mapping[str, Any]) -> str:
-    """What a report is whose summary has no mean."""
-    return f"a sweep of {run['studies']} studies" if run.get("studies") else "of an earlier version"
+def _format_sweep_row(row: Mapping[str, Any]) -> str:
+    """Means and GAPs of the studies that differ in the seed only, before and after."""
+    mean, gap, corrected = (
+        " to ".join(f"{value:.3f}" for value in row[name]) for name in ("mean", "gap", "gap_corrected")
+    )
+    seeds = "1 seed" if row["seeds"] == 1 else f"{row['seeds']} seeds"
+    return f"{row['settings']}, {seeds}: mean {mean}, GAP {gap}, corrected {corrected}"
 
 
 def _runs(options: argparse.Namespace) -> None:
@@ -188,8 +192,13 @@ def _runs(options: argparse.Namespace) -> None:
     if not runs:
         print(f"{options.folder}: no report and no results of evaluate")
     for run in runs:
+        if "rows" in run:
+            print(f"{run['report']}  {run['date']}  {run['name']}: a sweep of {run['studies']} studies")
+            for row in run["rows"]:
+                print(f"    {_format_sweep_row(row)}")
+            continue
         if "mean" not in run:
-            print(f"{run['report']}  {run['name']}: {_without_mean(run)}")
+            print(f"{run['report']}  {run['name']}: of an earlier version")
             continue
         mean = " to ".join(f"{value:.3f}" for value in run["mean"])
         gap = "; after ".join(map(format_gap, run["gap"], run["gap_ci95"], run["gap_corrected"]))
@@ -243,8 +252,11 @@ def _export(options: argparse.Namespace) -> None:
         print(f"{options.folder}: group {group}, {len(tasks)} tasks")
     names = ",".join(export.groups)
     folder, compared = shlex.quote(str(options.folder)), shlex.quote(export.compared_with)
-    print(f"lm_eval --include_path {folder} --tasks {names} --model hf --model_args pretrained=MODEL")
-    print(f"with --log_samples --output_path ANSWERS, `compare {compared} ANSWERS` shows the difference")
+    print(
+        f"lm_eval --include_path {folder} --tasks {names} --model hf --model_args pretrained=MODEL --log_samples "
+        f"--output_path answers"
+    )
+    print(f"run.py compare {compared} answers")
 
 
 def _push(options: argparse.Namespace) -> None:

@@ -1,5 +1,6 @@
 """Several finished studies side by side: their curves, and paired differences where they asked the same prompts."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow.compute as pc
@@ -26,12 +27,12 @@ def list_runs(folder: str) -> list[dict[str, Any]]:
     evaluated.
 
     `mean`, `gap`, `gap_ci95` and `gap_corrected`: of the base model and, if there is one, of the distilled one.
-    `studies`: how many a sweep has.
+    `studies`: how many a sweep has. `rows`: of each of its settings the seeds, the means and the GAPs.
     """
     runs = []
     for path, content in read_summaries(folder).items():
         entry = {"report": path, "name": content["name"]}
-        # The report of a sweep has no single curve, one of an earlier version no date.
+        # The report of a sweep has no single curve; one of an earlier version may lack anything.
         if is_complete(content):
             summary = to_run_summary(path, content)
             entry |= {
@@ -46,10 +47,35 @@ def list_runs(folder: str) -> list[dict[str, Any]]:
                 "gap_ci95": [list(curve.gap_ci95) for curve in summary.curves.values()],
                 "gap_corrected": [curve.gap_corrected for curve in summary.curves.values()],
             }
-        elif isinstance(content.get("cells"), list):
-            entry["studies"] = len(content["cells"])
+        elif {"cells", "estimates", "date"} <= content.keys():
+            entry |= _describe_sweep(path, content)
         runs.append(entry)
     return runs
+
+
+def _describe_sweep(path: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    """What `list_runs` says of the report of a sweep.
+
+    Raises:
+        UserError: if values are missing or of another type.
+    """
+    try:
+        rows = []
+        for row in content["estimates"]:
+            trained = next(iter(row["tasks"].values()))
+            models = [trained[name] for name in ("before", "after")]
+            rows.append(
+                {
+                    "settings": row["label"],
+                    "seeds": row["seeds"],
+                    "mean": [model["mean"]["value"] for model in models],
+                    "gap": [model["gap"]["value"] for model in models],
+                    "gap_corrected": [model["gap_corrected"] for model in models],
+                }
+            )
+        return {"date": content["date"], "studies": len(content["cells"]), "rows": rows}
+    except (KeyError, TypeError, AttributeError, StopIteration):
+        raise UserError(f"{path}/summary.json: corrupt; make it again with `report`") from None
 
 
 def compare_runs(runs: list[str]) -> dict[str, Any]:

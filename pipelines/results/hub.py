@@ -36,6 +36,8 @@ def push_checkpoint(run: str, repository: str, *, private: bool = False) -> str:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError
 
+    if repository.count("/") != 1:
+        raise UserError(f"{repository}: expected OWNER/NAME on the hub (it has {repository.count('/') + 1} parts)")
     artifact = open_artifact(run, [[CHECKPOINT]], newest=False)
     if not artifact.fs.exists(f"{artifact.path}/{MODEL_FOLDER}/{MODEL_CARD}"):
         raise UserError(f"{artifact.url}: has no model card yet; run `report` with its recipe first")

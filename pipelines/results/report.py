@@ -65,10 +65,11 @@ def make_sweep_report(recipe: Recipe, studies: Sequence[PlannedStudy]) -> list[S
 
     Returns: the rows of the table.
     """
-    results = []
+    results, dates = [], []
     for planned in studies:
         inputs = report_inputs(planned.recipe, planned.plan)
         _write_model_card(inputs, planned.plan)
+        dates.append(inputs.run.made_with["date"])
         comparisons = {"as trained": inputs.main}
         for comparison in inputs.others:
             comparisons[f"{comparison.before.documents} documents"] = comparison
@@ -77,6 +78,7 @@ def make_sweep_report(recipe: Recipe, studies: Sequence[PlannedStudy]) -> list[S
     files = render_sweep(recipe.name, recipe.description, results, package_versions(recipe))
     summary = summarize_sweep(recipe.name, results)
     summary["fingerprint"] = fingerprint([planned.plan.fingerprint for planned in studies])
+    summary["date"] = max(dates)
     write_folder(recipe.storage, _REPORT, files, _SUMMARY, summary)
     return to_rows(results)
 

@@ -251,7 +251,8 @@ def _heat_maps(names: Mapping[str, str], curve: Curve) -> Spec:
 def loss_chart(steps: Sequence[Mapping[str, Any]]) -> Spec:
     """The objective, and the mean loss of trivial and anchor rows, by optimizer step, on a logarithmic axis.
 
-    Pale: the mean of each group of steps; strong: the moving mean over a tenth of the run.
+    Pale: the mean of each group of steps; strong: the moving geometric mean over a tenth of the run, since one high
+    step would raise an arithmetic mean for as long as the window.
     """
     names = {"loss": "objective", "loss_trivial": "trivial rows", "loss_anchor": "anchor rows"}
     rows = []
@@ -270,14 +271,16 @@ def loss_chart(steps: Sequence[Mapping[str, Any]]) -> Spec:
     y = {"field": "nats", "type": "quantitative", "title": "nats", "scale": {"type": "log"}}
     tooltip = [{"field": "series"}, {"field": "step"}, {"field": "nats", "format": ".4f"}]
     pale = {"mark": {"type": "line", "opacity": 0.3, "strokeWidth": 1}, "encoding": {"y": y}}
-    mean = {"op": "mean", "field": "nats", "as": "smooth"}
+    logarithm = {"calculate": "log(datum.nats)", "as": "log_nats"}
+    mean = {"op": "mean", "field": "log_nats", "as": "smooth_log_nats"}
     window = {
         "window": [mean],
         "frame": [-half_window, half_window],
         "groupby": ["series"],
         "sort": [{"field": "step"}],
     }
-    strong: Spec = {"transform": [window], "mark": {"type": "line", "strokeWidth": 2.5}}
+    back = {"calculate": "exp(datum.smooth_log_nats)", "as": "smooth"}
+    strong: Spec = {"transform": [logarithm, window, back], "mark": {"type": "line", "strokeWidth": 2.5}}
     strong["encoding"] = {"y": {**y, "field": "smooth"}, "tooltip": tooltip}
     return {
         "description": "Loss by optimizer step",

@@ -103,6 +103,8 @@ def _check_kind(start: bytes, url: str) -> None:
             is_twice = magic in _COMPRESSED and infer_compression(url)
             problem = "is compressed twice; decompress it once" if is_twice else meaning
             raise UserError(f"{url}: {problem} (data.path)")
+    if url.lower().endswith(".parquet") and not start.startswith(_PARQUET_MAGIC):
+        raise UserError(f"{url}: is not a Parquet file despite its name; copy it again, or rename it (data.path)")
     # Without a byte-order mark: JSON begins with a character of ASCII, and so does what follows it.
     encoding = {2: "UTF-16", 3: "UTF-32"}.get(start[:4].count(0))
     if encoding and start.lstrip(b"\0").startswith(_JSON_STARTS):

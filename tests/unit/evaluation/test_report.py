@@ -439,8 +439,8 @@ def test_evaluation_shows_the_questions_to_see_a_difference_between_positions(in
     assert page.evaluation.summary()["questions_to_see"] == {"1": 39245, "2": 9812, "5": 1570, "10": 393}
     text = to_text(render_evaluation(page)["index.html"].decode())
     assert (
-        "To see a difference of 2 points between two positions in 80 % of such evaluations takes about 9812 questions, "
-        "of 5 points 1570, of 10 points 393; this one has 2."
+        "Questions needed to see a difference between two positions (80 % power): about 9812 for 2 points, "
+        "1570 for 5 points, 393 for 10 points; this evaluation has 2."
     ) in text
     alone = replace(page, evaluation=replace(page.evaluation, questions_to_see={}))
     assert "80 %" not in to_text(render_evaluation(alone)["index.html"].decode())

@@ -685,6 +685,7 @@ DATA: list[tuple[str, bytes, str]] = [
     ("x.jsonl", _zip(LINE), "is a zip archive"),
     ("x.XLSX", _zip(LINE), "is a spreadsheet; write its records as JSON Lines or Parquet"),
     ("x.jsonl", b"PAR1....PAR1", "cannot be opened ("),
+    ("x.parquet", bytes(range(200, 250)), "is not a Parquet file despite its name; copy it again, or rename it"),
     ("x.jsonl", b"ARROW1\0\0", "is an Arrow file"),
     ("x.jsonl", LINE.decode().encode("utf-16"), "is UTF-16; save it as UTF-8"),
     ("x.jsonl", LINE.decode().encode("utf-16-le"), "is UTF-16; save it as UTF-8"),

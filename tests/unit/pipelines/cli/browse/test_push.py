@@ -125,8 +125,11 @@ def test_push_rejects(recipe: Recipe, command: Command, tmp_path: Path, monkeypa
     assert command("push", str(tmp_path), "me/a-model", code=2) == [
         f"error: {tmp_path}: is neither the storage of a run nor one of its artifacts"
     ]
-    (line,) = command("push", recipe.storage, "a model", code=2)
-    assert line.startswith("error: a model: expected OWNER/NAME on the hub (")
+    assert command("push", recipe.storage, "a model", code=2) == [
+        "error: a model: expected OWNER/NAME on the hub (it has 1 parts)"
+    ]
+    (line,) = command("push", recipe.storage, "me/a model", code=2)
+    assert line.startswith("error: me/a model: expected OWNER/NAME on the hub (")
     checkpoint = make_plan(recipe).distill.artifact
     copy = tmp_path / f"checkpoint-{checkpoint.fingerprint}"
     shutil.copytree(checkpoint.path, copy)

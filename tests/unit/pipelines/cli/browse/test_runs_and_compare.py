@@ -202,10 +202,21 @@ def test_reports_and_artifacts_of_earlier_versions(recipe: Recipe, command: Comm
         shutil.rmtree(folder)
     (storage / "report" / "summary.json").write_text('{"name": "old", "base": {}}')
     assert command("runs", str(storage)) == [f"{storage}/report  old: of an earlier version"]
-    (storage / "report" / "summary.json").write_text('{"name": "rates", "cells": [{}, {}]}')
-    assert command("runs", str(storage)) == [f"{storage}/report  rates: a sweep of 2 studies"]
+    trained = {"before": {"mean": {"value": 0.5}, "gap": {"value": 0.25}, "gap_corrected": 0.125}}
+    trained["after"] = {"mean": {"value": 0.75}, "gap": {"value": 0.125}, "gap_corrected": 0.0}
+    row = {"label": "method.name=sft", "seeds": 2, "tasks": {"as trained": trained}}
+    sweep = {"name": "rates", "date": "2026-05-04", "cells": [{}, {}], "estimates": [row]}
+    (storage / "report" / "summary.json").write_text(json.dumps(sweep))
+    assert command("runs", str(storage)) == [
+        f"{storage}/report  2026-05-04  rates: a sweep of 2 studies",
+        "    method.name=sft, 2 seeds: mean 0.500 to 0.750, GAP 0.250 to 0.125, corrected 0.125 to 0.000",
+    ]
     (line,) = command("compare", str(storage), code=2)
     assert line.endswith(": is the report of a sweep; expected that of one study (`report` with its settings)")
+    (storage / "report" / "summary.json").write_text(json.dumps({**sweep, "estimates": [{"label": "x"}]}))
+    assert command("runs", str(storage), code=2) == [
+        f"error: {storage}/report/summary.json: corrupt; make it again with `report`"
+    ]
     (storage / "report" / "summary.json").write_text('{"name": "old", "base": {}}')
     assert command("compare", str(storage), code=2) == [
         f"error: {storage}: is a report of an earlier version; make it again with `report`"
