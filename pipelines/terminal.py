@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pos2distill.evaluation.chains import STEPS
-from pos2distill.evaluation.formatting import format_estimate, format_interval, format_value
+from pos2distill.evaluation.formatting import format_estimate, format_gap, format_value
 from pos2distill.evaluation.references import REFERENCES
 from pos2distill.evaluation.report import Comparison, verdict
 from pos2distill.evaluation.result import Evaluation
@@ -60,8 +60,8 @@ def print_curve(label: str, curve: Curve) -> None:
         print(f"{format_slots(slot):>8}  {accuracy:.2f} {_bar(accuracy)}")
     for group, accuracy in curve.by_group.items():
         print(f"{group:>12}  {format_estimate(accuracy, curve.by_group_ci95[group])}")
-    print(f"    mean  {format_estimate(curve.mean, curve.ci95)}, GAP {curve.gap:.3f}, F1 {curve.f1:.3f}")
-    print(f"     GAP  {format_interval(curve.gap_ci95)}, corrected {format_value(curve.gap_corrected)}")
+    print(f"    mean  {format_estimate(curve.mean, curve.ci95)}, F1 {curve.f1:.3f}")
+    print(f"     GAP  {format_gap(curve.gap, curve.gap_ci95, curve.gap_corrected)}")
     if curve.broken_by_order:
         print(f"  orders  of distractors break {max(curve.broken_by_order):.2f} of the questions at the worst position")
     print(describe_curve(curve))

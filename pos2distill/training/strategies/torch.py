@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pos2distill.config import ModelSection, Study, TrainersSection
+from pos2distill.environment import set_deepspeed_variables
 from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import load_model, torch_dtype, weight_dtypes
 from pos2distill.models.packing import ResponseBatch
@@ -82,6 +83,8 @@ class TorchStrategy:
     def save(self, folder: Path) -> float:
         lm: Any = self.student.lm
         weights, error = plain_weights(lm.state_dict(), self.study, weight_dtypes(self.study.model))
+        # transformers 5.19 imports DeepSpeed here, which warns that it found no GPU.
+        set_deepspeed_variables(device=self.device.type)
         # transformers 5.19 writes the dtype of the model's first weight to config.json.
         lm.to(torch_dtype(self.study.model.dtype)).save_pretrained(folder, state_dict=weights)
         return error

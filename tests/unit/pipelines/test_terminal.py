@@ -69,7 +69,7 @@ def test_print_comparison_shows_gaps_with_interval_and_corrected(capsys: pytest.
 
 def test_print_curve_shows_the_gap_with_interval_and_corrected(capsys: pytest.CaptureFixture[str]) -> None:
     print_curve("base", with_gaps(report_inputs().main).after)
-    assert "     GAP  [above 0, 0.200], corrected -0.010" in capsys.readouterr().out.splitlines()
+    assert "     GAP  0.100 [above 0, 0.200], corrected -0.010" in capsys.readouterr().out.splitlines()
 
 
 def test_print_comparison_and_curve_show_no_sign_at_a_corrected_gap_of_0(capsys: pytest.CaptureFixture[str]) -> None:

@@ -168,7 +168,7 @@ def test_evaluate_judges_what_follows_a_thought(server: FakeServer, capsys: pyte
         "model.chat_template_kwargs={enable_thinking: false}\n"
     ) in printed.err
     # Right at the first of four slots.
-    assert f"right {len(ended)}, wrong {80 - len(ended)}, " in printed.out
+    assert f"correct {len(ended)}, wrong {80 - len(ended)}, " in printed.out
     assert f", thoughts 80, unfinished thoughts {unfinished}, " in printed.out
 
 
