@@ -57,6 +57,8 @@ def apply_override(raw: dict[str, Any], override: str, *, prefix: str = "") -> s
     except ValueError as error:
         is_cut = text.count("[") > text.count("]") or text.count("{") > text.count("}")
         hint = "; if it has blanks, put the whole setting in quotes" if is_cut else ""
+        if text.startswith("{") and not is_cut:
+            hint = f"; if it is text, give it quotes of its own: '{dotted}=\"{text}\"'"
         raise UserError(f"{prefix}{dotted}: cannot read the value: {error}{hint}") from None
     if dotted.startswith("sweep."):  # the keys of a sweep are dotted names themselves
         sweep = raw.setdefault("sweep", {})

@@ -51,6 +51,11 @@ def test_load_recipe_applies_the_last_override(load: Callable[..., Recipe]) -> N
             "seed: cannot read the value: not valid YAML: line 2: did not find expected ',' or ']'; if it has blanks, "
             "put the whole setting in quotes",
         ),
+        (
+            "data.template.user={documents} {question}",
+            "data.template.user: cannot read the value: not valid YAML: line 1: did not find expected <document "
+            "start>; if it is text, give it quotes of its own: 'data.template.user=\"{documents} {question}\"'",
+        ),
         ("seed=2024-13-45", "seed: cannot read the value: not valid YAML: a value cannot be converted (ValueError)"),
     ],
 )
