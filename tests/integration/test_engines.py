@@ -170,6 +170,14 @@ def test_vllm_engine_says_what_to_do_where_its_cache_is_too_small(toy: ModelSect
         VllmEngine.start(toy.model_copy(update={"path": str(tmp_path)}), VllmSection(enforce_eager=True))
 
 
+@pytest.mark.slow
+def test_vllm_engine_names_arguments_with_which_it_could_not_start(toy: ModelSection) -> None:
+    """vLLM itself finds out in its process, whose log alone has the reason."""
+    model = toy.model_copy(update={"engine_args": HashableMapping({"block_size": 7})})
+    with pytest.raises(MachineError, match=r"^vLLM could not start; correct model.engine_args; or, if its cache"):
+        VllmEngine.start(model, VllmSection(enforce_eager=True))
+
+
 def test_vllm_engine_says_why_vllm_refuses_its_settings(toy: ModelSection) -> None:
     message = rf"^{toy.path}: vLLM rejects these settings \(User-specified max_model_len \(2000\) is greater than "
     with pytest.raises(UserError, match=message):

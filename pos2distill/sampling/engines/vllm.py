@@ -108,8 +108,9 @@ class VllmEngine:
         except RuntimeError as error:
             # Only the log of the engine's process holds the reason.
             larger = "runtime.vllm.cpu_kv_cache_gib" if device == "cpu" else "runtime.vllm.gpu_memory_utilization"
+            given = "correct model.engine_args; or, " if model.engine_args else ""
             raise MachineError(
-                f"vLLM could not start; if its cache is too small for one prompt of the whole context "
+                f"vLLM could not start; {given}if its cache is too small for one prompt of the whole context "
                 f"({context_length(model)} tokens), lower model.max_length or raise {larger}; POS2DISTILL_DEBUG=1 "
                 f"shows its log"
             ) from error
