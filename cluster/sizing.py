@@ -31,6 +31,9 @@ GPU_RESERVE = 6e9
 _ADAPTER_PERCENT = 5
 _MAX_HEADER_BYTES = 100 << 20  # largest header of a safetensors file
 
+# Arguments of vLLM that make the weights smaller, or keep a part of them elsewhere.
+_SIZE_ARGUMENTS = ("quantization", "quantization_config", "cpu_offload_gb", "offload_backend")
+
 Disks = dict[str, dict[str, int]]
 """For each node group, bytes by what they hold."""
 
@@ -122,8 +125,8 @@ def _check_samplers(spec: ClusterSpec, recipe: Recipe) -> None:
     study, vllm = recipe.study, recipe.runtime.vllm
     if study.model.engine != "vllm" or not recipe.runtime.samplers.gpus:
         return
-    if "quantization" in study.model.engine_args:
-        return  # the size of the weights is not known here
+    if any(name in study.model.engine_args for name in _SIZE_ARGUMENTS):
+        return  # how much of the weights a GPU holds is not known here
     weights = WEIGHT_BYTES[study.model.dtype] * _parameters(spec, study.model.path)
     for name, group in spec.sampling_groups.items():
         memory = _gpu_memory(group.node)

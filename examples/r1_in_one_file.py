@@ -139,7 +139,7 @@ def main(model: str, data: str, documents: int, rate: float, out: str) -> None:
     epoch = DataLoader(kept, EXAMPLES_PER_BATCH, shuffle=True, collate_fn=lambda examples: [*chain(*examples)])
     distill(student, teacher, [rows for _ in range(EPOCHS) for rows in epoch], last, rate)
     print("after:", accuracy_by_slot(student, tokenizer, held_out, documents), flush=True)
-    student.save_pretrained(out)
+    student.save_pretrained(out)  # safetensors 0.8: a file that its owner alone can read
     tokenizer.save_pretrained(out)
 
 

@@ -96,9 +96,8 @@ def run_study(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
             # With the lease: two drivers that write the report's folder at the same time would lose one of them.
             if not recipe.sweep:
                 _report_unless_shown(recipe, planned.plan)
-    if recipe.sweep:
-        with driver_lease(recipe):
-            _report_sweep(recipe, studies)  # takes little time beside the studies, so it is always written
+            elif number == len(studies):
+                _report_sweep(recipe, studies)  # takes little time beside the studies, so it is always written
 
 
 def _report_unless_shown(recipe: Recipe, plan: Plan) -> None:
@@ -203,6 +202,8 @@ def _require_samples(planned: PlannedStudy) -> None:
 
 def run_report(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
     """Write the report of a finished study or sweep.
+
+    It does not wait for the lease, which a driver that trains in this storage may hold for hours.
 
     Raises:
         UserError: with the stage, or the studies of the sweep, that are not finished.

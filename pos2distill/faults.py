@@ -159,9 +159,6 @@ def fix_hint(error: BaseException, url: str = "") -> str:
 def _general_fix(error: BaseException) -> str:
     if isinstance(error, PermissionError):
         return _CREDENTIALS if error.filename is None else "; check the permissions of the file and of its folder"
-    # A write to an open file does not say which one.
-    if isinstance(error, OSError) and error.errno in _FULL_DISK and error.filename is None:
-        return "; free space in runtime.storage and in TMPDIR, or choose others"
     if isinstance(error, OSError) and error.errno in _FIXES:
         return _FIXES[error.errno]
     if isinstance(error, ConnectionError | TimeoutError | socket.gaierror):
@@ -238,10 +235,12 @@ def describe(error: BaseException) -> str | None:
     if not is_fault(error) and not disk_is_full(error):
         return None
     name = getattr(error, "filename", None) or type(error).__name__
+    fix = fix_hint(error)
     if getattr(error, "errno", None) in _BUSY:
         name = "a storage"
     elif getattr(error, "errno", None) in _FULL_DISK and getattr(error, "filename", None) is None:
-        name = "a disk"
+        # A write to an open file does not say which one.
+        name, fix = "a disk", "; free space in runtime.storage and in TMPDIR, or choose others"
     again = "; run the same command again to continue" if is_transient(error) else ""
     # A name may be too long for a message, and the reason stands after it.
-    return f"{name!s:.300}: {error_text(error)}{fix_hint(error)}{again}; POS2DISTILL_DEBUG=1 shows the traceback"
+    return f"{name!s:.300}: {error_text(error)}{fix}{again}; POS2DISTILL_DEBUG=1 shows the traceback"

@@ -173,9 +173,9 @@ def _format_answer(answer: dict[str, Any]) -> str:
 
 def _format_sweep_row(row: Mapping[str, Any]) -> str:
     """Means and GAPs of the studies that differ in the seed only, before and after."""
-    mean, gap, corrected = (
-        " to ".join(f"{value:.3f}" for value in row[name]) for name in ("mean", "gap", "gap_corrected")
-    )
+    from pos2distill.evaluation.formatting import format_value
+
+    mean, gap, corrected = (" to ".join(map(format_value, row[name])) for name in ("mean", "gap", "gap_corrected"))
     seeds = "1 seed" if row["seeds"] == 1 else f"{row['seeds']} seeds"
     return f"{row['settings']}, {seeds}: mean {mean}, GAP {gap}, corrected {corrected}"
 

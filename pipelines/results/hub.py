@@ -37,7 +37,7 @@ def push_checkpoint(run: str, repository: str, *, private: bool = False) -> str:
     from huggingface_hub.errors import HFValidationError
 
     if repository.count("/") != 1:
-        raise UserError(f"{repository}: expected OWNER/NAME on the hub (it has {repository.count('/') + 1} parts)")
+        raise UserError(f"{repository}: expected OWNER/NAME on the hub (it has no '/', or several)")
     artifact = open_artifact(run, [[CHECKPOINT]], newest=False)
     if not artifact.fs.exists(f"{artifact.path}/{MODEL_FOLDER}/{MODEL_CARD}"):
         raise UserError(f"{artifact.url}: has no model card yet; run `report` with its recipe first")

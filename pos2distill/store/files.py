@@ -1,5 +1,6 @@
 """Single files at any fsspec URL: written whole or not at all, and read with their checksums verified."""
 
+import contextlib
 import json
 import os
 import stat
@@ -29,8 +30,10 @@ def allow_usual_access(folder: Path) -> None:
     rights = stat.S_IMODE(probe.stat().st_mode)
     probe.unlink()
     for path in folder.rglob("*"):
-        if path.is_file():
-            path.chmod(rights)
+        if path.is_file() and stat.S_IMODE(path.stat().st_mode) != rights:
+            # Some mounted volumes do not allow it, and give all files the same rights.
+            with contextlib.suppress(OSError):
+                path.chmod(rights)
 
 
 def write_table(fs: fsspec.AbstractFileSystem, path: str, table: pa.Table) -> None:

@@ -206,7 +206,6 @@ ACTOR = """
 import asyncio, os, signal, sys
 import numpy as np
 from pos2distill.config import VllmSection
-from pos2distill.config.base import HashableMapping
 from pos2distill.config.load import load_recipe
 from pos2distill.sampling import reaper
 from pos2distill.sampling.engines.protocol import EngineDied, SamplingParams

@@ -34,6 +34,7 @@ _REJECTED = (
     "model_loader_extra_config",
     "model_weights",
     "override_generation_config",
+    "reasoning_parser_plugin",
     "runner",
     "scheduler_cls",
     "spec_method",
@@ -46,6 +47,8 @@ _REJECTED = (
     "weight_transfer_config",
     "worker_cls",
 )
+
+_OF_SEVERAL_NODES = ("nnodes", "node_rank", "master_addr", "master_port", "device_ids")
 
 
 def engine_arguments(
@@ -91,7 +94,7 @@ def check_engine_args(model: ModelSection, settings: VllmSection, *, device: str
                 f"{place}: would generate with something else than the model of model.path that was checked; leave it "
                 f"out"
             )
-        if name.endswith("_parallel_size") or name.startswith("data_parallel"):
+        if name.endswith("_parallel_size") or name.startswith("data_parallel") or name in _OF_SEVERAL_NODES:
             raise UserError(
                 f"{place}: an engine is divided by runtime.vllm.tensor_parallel_size alone; for more engines set "
                 f"runtime.samplers.max"
@@ -102,10 +105,13 @@ def argument_names() -> set[str]:
     """The names of all arguments of vLLM's engine, read from its source (vLLM 0.32).
 
     Importing vLLM takes ten seconds and initializes its platform, which the head of a cluster may not have.
+
+    Raises:
+        UserError: if vLLM is not installed.
     """
     package = importlib.util.find_spec("vllm")
-    assert package is not None
-    assert package.origin is not None
+    if package is None or package.origin is None:
+        raise UserError("model.engine_args: vLLM is not installed here, so they cannot be checked (`make install`)")
     source = Path(package.origin).parent / "engine" / "arg_utils.py"
     return {
         statement.target.id

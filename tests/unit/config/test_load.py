@@ -79,7 +79,7 @@ def test_load_recipe_accepts_every_built_in_recipe() -> None:
             "model.dtype=float16",
             "model.dtype: input should be 'bfloat16', 'float32' or 'auto', got 'float16'; did you mean 'bfloat16'?",
         ),
-        ("model.path=", "model.path: input should be a valid string, got nothing"),
+        ("model.path=null", "model.path: input should be a valid string, got nothing"),
         ("name=Not Good", "name: expected a name of a to z, 0 to 9, _, . and -, for example my_study, got 'Not Good'"),
         ("data.documents=4", "method.k: 4 trivial slots, but 4 documents have 3; lower method.k"),
         ("method.advantageous_slot=20", "method.advantageous_slot: 20 is not one of the slots 0 to 19"),

@@ -20,7 +20,13 @@ def test_argument_names_are_those_of_vllms_class() -> None:
 
 
 def test_arguments_that_are_rejected_exist_in_vllm() -> None:
-    assert argument_names() >= set(vllm_arguments._REJECTED)
+    assert argument_names() >= {*vllm_arguments._REJECTED, *vllm_arguments._OF_SEVERAL_NODES}
+
+
+def test_argument_names_need_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"^model.engine_args: vLLM is not installed here, so they cannot be checked"):
+        argument_names()
 
 
 def test_engine_arguments_have_what_settings_and_the_user_give(tiny_model_path: str) -> None:
@@ -47,6 +53,11 @@ def test_engine_arguments_have_what_settings_and_the_user_give(tiny_model_path: 
         (
             "load_format",
             "would generate with something else than the model of model.path that was checked; leave it out",
+        ),
+        (
+            "nnodes",
+            "an engine is divided by runtime.vllm.tensor_parallel_size alone; for more engines set "
+            "runtime.samplers.max",
         ),
         (
             "pipeline_parallel_size",

@@ -126,7 +126,7 @@ def test_push_rejects(recipe: Recipe, command: Command, tmp_path: Path, monkeypa
         f"error: {tmp_path}: is neither the storage of a run nor one of its artifacts"
     ]
     assert command("push", recipe.storage, "a model", code=2) == [
-        "error: a model: expected OWNER/NAME on the hub (it has 1 parts)"
+        "error: a model: expected OWNER/NAME on the hub (it has no '/', or several)"
     ]
     (line,) = command("push", recipe.storage, "me/a model", code=2)
     assert line.startswith("error: me/a model: expected OWNER/NAME on the hub (")
