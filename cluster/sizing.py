@@ -179,7 +179,8 @@ def _boundary_bytes(spec: ClusterSpec, study: Study, tokens: int) -> float:
 
 def sharded_bytes(study: Study, parameters: float) -> float:
     """What ZeRO-3 divides between the GPUs of all training workers, at most in any round."""
-    base_copy = WEIGHT_BYTES[study.model.dtype] * parameters if study.holds_base_copy else 0
+    holds_base_copy = study.holds_base_copy(starts_from_base=study.method.rounds == 1)
+    base_copy = WEIGHT_BYTES[study.model.dtype] * parameters if holds_base_copy else 0
     trained = GPU_BYTES[study.training.precision] * parameters
     if study.training.lora is None:
         return trained + base_copy

@@ -21,7 +21,7 @@ from typing import Any
 from pos2distill.config import Recipe
 from pos2distill.config.gate_options import NO_GATE
 from pos2distill.config.load import load_recipe
-from pos2distill.config.read import recipe_names
+from pos2distill.config.read import RECIPES, recipe_names
 from pos2distill.environment import skip_expected_ray_messages, use_ray_token
 from pos2distill.errors import (
     ExitCode,
@@ -30,6 +30,7 @@ from pos2distill.errors import (
     Stopped,
     TransientError,
     UserError,
+    did_you_mean,
     one_line,
 )
 from pos2distill.faults import describe as describe_fault
@@ -163,7 +164,10 @@ def _output_is_closed() -> bool:
 
 def _run(options: argparse.Namespace, remaining: list[str]) -> int:
     if options.command == "recipes":
-        _list_recipes(as_json=options.json)
+        if options.name is None:
+            _list_recipes(as_json=options.json)
+        else:
+            _print_recipe(options)
         return 0
     if options.command in BROWSING:
         run_browsing(options)
@@ -288,6 +292,15 @@ def _redirected_output(options: argparse.Namespace) -> Iterator[None]:
             yield
     else:
         yield
+
+
+def _print_recipe(options: argparse.Namespace) -> None:
+    if options.json:
+        raise UserError("--json: is an option of the list; leave it out to print a recipe")
+    names = recipe_names()
+    if options.name not in names:
+        raise UserError(f"{options.name}: no recipe of the project{did_you_mean(options.name, names)}")
+    print((RECIPES / f"{options.name}.yaml").read_text(encoding="utf-8"), end="")
 
 
 def _list_recipes(*, as_json: bool) -> None:

@@ -49,8 +49,9 @@ def build_parser() -> OneLineParser:
     add_browsing(functools.partial(_add_command, commands))
     _add_submit(commands)
     _add_cluster(commands)
-    text = "list the recipes that come with the project"
+    text = "list the recipes that come with the project, or print one to begin your own from"
     recipes = _add_command(commands, "recipes", text, text)
+    recipes.add_argument("name", nargs="?", metavar="NAME", help="print this recipe's file instead of the list")
     recipes.add_argument("--json", action="store_true", help="print the list as JSON")
     parser.commands = dict(commands.choices)
     return parser

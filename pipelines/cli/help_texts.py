@@ -17,7 +17,7 @@ WORDS_HELP = (
 )
 
 _EXAMPLES = {
-    "recipes": ("recipes",),
+    "recipes": ("recipes", "recipes quickstart > my_recipe.yaml"),
     "study": (
         "study quickstart",
         "study quickstart --dry-run",

@@ -222,14 +222,13 @@ class Study(Section):
         """Kept samples to train on: on-policy methods have several of each example."""
         return self.data.train_examples * self.method.responses_per_example
 
-    @property
-    def holds_base_copy(self) -> bool:
-        """Whether the base model is held next to the student in some round.
+    def holds_base_copy(self, *, starts_from_base: bool) -> bool:
+        """Whether the base model is held next to the student.
 
-        A student with adapters contains it, but not in later rounds, which begin with the merged model of the one
-        before.
+        A student with adapters that begins as the base model contains it, but not in later rounds, which begin with the
+        merged model of the one before.
         """
-        contains_it = self.training.lora is not None and self.method.rounds == 1
+        contains_it = self.training.lora is not None and starts_from_base
         return self.method.teacher == "resident" and not contains_it
 
     @property

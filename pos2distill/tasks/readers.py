@@ -19,11 +19,10 @@ _BLANKS = BYTE_ORDER_MARK + b" \t\r\n"
 _PARQUET_MAGIC = b"PAR1"
 _JSON_STARTS = (b"{", b"[", b" ", b"\t", b"\r", b"\n")  # what a file of records can begin with
 
+# What compressed files begin with, their kind, and the ending of their names.
+_COMPRESSED = {b"\x1f\x8b": ("gzip", ".gz"), b"BZh": ("bzip2", ".bz2"), b"\xfd7zXZ\x00": ("xz", ".xz")}
 # What files of other kinds begin with, and what to do about it.
 _OTHER_KINDS = {
-    b"\x1f\x8b": "is gzip data, but its name does not end in .gz; rename it",
-    b"BZh": "is bzip2 data, but its name does not end in .bz2; rename it",
-    b"\xfd7zXZ\x00": "is xz data, but its name does not end in .xz; rename it",
     b"\x28\xb5\x2f\xfd": "is Zstandard data; decompress it (`zstd -d`)",
     b"PK\x03\x04": "is a zip archive; extract the file with the records",
     b"ARROW1": "is an Arrow file; write its records as JSON Lines or Parquet",
@@ -37,7 +36,6 @@ _OTHER_KINDS = {
     b"<html": "is a web page; download the file itself",
     b"%PDF": "is a PDF file; expected JSON Lines",
 }
-_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00")
 
 
 def read_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -97,12 +95,15 @@ def _file_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
 def _check_kind(start: bytes, url: str) -> None:
     if url.lower().endswith((".xlsx", ".ods")):  # zip archives themselves
         raise UserError(f"{url}: is a spreadsheet; write its records as JSON Lines or Parquet (data.path)")
+    for magic, (kind, ending) in _COMPRESSED.items():
+        if start.startswith(magic):
+            # `start` is decompressed where the name says that the file is compressed.
+            if infer_compression(url):
+                raise UserError(f"{url}: is compressed twice; decompress it once (data.path)")
+            raise UserError(f"{url}: is {kind} data, but its name does not end in {ending}; rename it (data.path)")
     for magic, meaning in _OTHER_KINDS.items():
         if start.startswith(magic):
-            # What is checked is the decompressed content.
-            is_twice = magic in _COMPRESSED and infer_compression(url)
-            problem = "is compressed twice; decompress it once" if is_twice else meaning
-            raise UserError(f"{url}: {problem} (data.path)")
+            raise UserError(f"{url}: {meaning} (data.path)")
     if url.lower().endswith(".parquet") and not start.startswith(_PARQUET_MAGIC):
         raise UserError(f"{url}: is not a Parquet file despite its name; copy it again, or rename it (data.path)")
     # Without a byte-order mark: JSON begins with a character of ASCII, and so does what follows it.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from pos2distill.config import ModelSection, Study, TrainersSection
+from pos2distill.config import Study, TrainersSection
 from pos2distill.losses.kl import mean_by_row, reverse_kl
 from pos2distill.models.dropout import turn_dropout_off
 from pos2distill.models.head import LogitTransform
@@ -97,12 +97,6 @@ class Student(nn.Module):
 
         with adapters_off(self.lm):
             return response_hidden_states(self.lm, batch)
-
-
-def needs_base_copy(study: Study, student_start: ModelSection) -> bool:
-    """Whether the base model is held next to the student. With adapters a student that begins as it contains it."""
-    contains_it = study.training.lora is not None and student_start == study.model
-    return study.method.teacher == "resident" and not contains_it
 
 
 def prepare_for_training(lm: PreTrainedModel, study: Study, trainers: TrainersSection) -> None:

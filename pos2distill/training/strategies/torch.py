@@ -12,7 +12,7 @@ from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import load_model, torch_dtype, weight_dtypes
 from pos2distill.models.packing import ResponseBatch
 from pos2distill.training.state import KINDS, StoredState, init_optimizer_state, write_state
-from pos2distill.training.student import Student, needs_base_copy, plain_weights, prepare_for_training, trainable
+from pos2distill.training.student import Student, plain_weights, prepare_for_training, trainable
 from pos2distill.training.teachers import TeacherDistribution
 
 
@@ -50,7 +50,7 @@ class TorchStrategy:
             fused=True,
         )
         self.base = None
-        if needs_base_copy(study, student_start):
+        if study.holds_base_copy(starts_from_base=student_start == study.model):
             self.base = load_model(study.model, device=device, packed=True)
 
     def forward(self, batch: ResponseBatch, teacher: TeacherDistribution | None) -> Tensor:

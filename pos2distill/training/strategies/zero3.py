@@ -20,7 +20,7 @@ from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import load_model, non_persistent_buffers, torch_dtype, weight_dtypes
 from pos2distill.models.packing import ResponseBatch
 from pos2distill.training.state import KINDS, StoredState, init_optimizer_state, write_state
-from pos2distill.training.student import Student, needs_base_copy, plain_weights, prepare_for_training, trainable
+from pos2distill.training.student import Student, plain_weights, prepare_for_training, trainable
 from pos2distill.training.teachers import TeacherDistribution
 
 
@@ -41,7 +41,7 @@ class Zero3Strategy:
         self.dtypes = weight_dtypes(study.model)
         load = _ShardedLoader(student_start, torch_dtype(study.training.precision))
         load_base = None
-        if needs_base_copy(study, student_start):
+        if study.holds_base_copy(starts_from_base=student_start == study.model):
             load_base = _ShardedLoader(study.model, torch_dtype(study.model.dtype))
         # While this object exists, transformers shards weights as it loads them (transformers 5.19).
         self._hf_config = HfDeepSpeedConfig(config)

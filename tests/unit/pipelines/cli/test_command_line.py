@@ -18,7 +18,7 @@ from pipelines.plan import make_plan
 from pipelines.terminal import summarize_manifest
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
-from pos2distill.config.read import recipe_names
+from pos2distill.config.read import RECIPES, recipe_names
 from pos2distill.config.sweep import sweep_cells
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.storage import claim_storage
@@ -109,6 +109,29 @@ def test_recipes_lists_names_and_descriptions(capsys: pytest.CaptureFixture[str]
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == recipe_names()
     assert all(load_recipe(line.split()[0]).description in line for line in lines)
+
+
+def test_recipes_prints_a_recipe_that_can_be_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["recipes", "quickstart"]) == 0
+    copy = tmp_path / "mine.yaml"
+    copy.write_text(capsys.readouterr().out)
+    assert load_recipe(str(copy)).study.method == load_recipe("quickstart").study.method
+    assert copy.read_text() == (RECIPES / "quickstart.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["quickstrat"], "quickstrat: no recipe of the project; did you mean 'quickstart'?"),
+        (["../recipes/quickstart"], "../recipes/quickstart: no recipe of the project; did you mean 'quickstart'?"),
+        (["quickstart", "--json"], "--json: is an option of the list; leave it out to print a recipe"),
+    ],
+)
+def test_recipes_rejects_what_it_cannot_print(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line.main(["recipes", *words]) == 2
+    assert capsys.readouterr() == ("", f"error: {message}\n")
 
 
 @pytest.mark.parametrize("options", [[], ["--full"]])
@@ -429,7 +452,7 @@ def test_main_rejects_wrong_words_with_one_line(arguments: list[str], capsys: py
             "submit quickstart --address http://127.0.0.1:1 --dry-run",
             "--dry-run; without `submit` and its options, the same command with --dry-run is checked here, and not run",
         ),
-        ("recipes foo", "unrecognized arguments: foo (see python run.py recipes --help)"),
+        ("recipes quickstart foo", "unrecognized arguments: foo (see python run.py recipes --help)"),
     ],
 )
 def test_main_names_the_nearest_right_word(words: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:

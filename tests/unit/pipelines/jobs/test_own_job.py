@@ -65,7 +65,9 @@ def test_main_stops_its_own_job_where_its_gate_failed(
     assert capsys.readouterr() == (f"{GATE_FAILED}\n", "gate failed: the GAP is 9 percentage points\n")
 
 
-@pytest.mark.parametrize("words", [["study", "quickstart", "--no-such-option"], ["stduy"], ["recipes", "quickstart"]])
+@pytest.mark.parametrize(
+    "words", [["study", "quickstart", "--no-such-option"], ["stduy"], ["recipes", "quickstart", "x"]]
+)
 def test_main_stops_its_own_job_after_a_wrong_command_line(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
