@@ -109,8 +109,8 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     """
     progress = None
     SampleStore(stage.artifact).open()
-    if len(selection(stage).missing):
-        spec = progress_spec(stage, context, "sample")
+    spec = progress_spec(stage, context, "sample")
+    if len(spec.selection.missing):
         with context.executor.report_progress(spec) as coordinator:
             stream = sample_stream(stage, context.runtime, coordinator, return_samples=False)
             samples = context.executor.map(stream.blocks(), stream.operators, label="sampling", coordinator=coordinator)
@@ -132,17 +132,18 @@ def progress_spec(stage: Stage, context: RunContext, label: str, *, epochs: int 
         epochs: how often the samples are counted.
     """
     ids = sample_ids_of(stage)
-    stored = SampleStore(stage.artifact).read_tally(ids).outcomes
-    known = selection(stage)
+    tally = SampleStore(stage.artifact).read_tally(ids)
+    known = Selection(tally.sampled_N, tally.kept_N, stage.study.wanted_samples)
     # Samples that are published were accepted; those of corrupt parts may be made again.
-    judged = Counter[str]() if stage.artifact.is_finished else stored
+    judged = Counter[str]() if stage.artifact.is_finished else tally.outcomes
     guard = FailureGuard(
         context.runtime.max_failed_fraction,
         stored=judged.total(),
         stored_failed=sum(judged[outcome] for outcome in FAILED),
     )
     total = epochs * min(known.wanted, len(ids))
-    return ProgressSpec(context.name, label, total=total, stored=dict(stored), guard=guard, ids=ids, selection=known)
+    stored = dict(tally.outcomes)
+    return ProgressSpec(context.name, label, total=total, stored=stored, guard=guard, ids=ids, selection=known)
 
 
 def sample_stream(
@@ -241,7 +242,7 @@ def publish(stage: Stage, runtime: Runtime, progress: RunProgress | None) -> Man
     artifact = stage.artifact
     tally = SampleStore(artifact).read_tally(sample_ids_of(stage))
     sampled = tally.outcomes.total()
-    known = selection(stage)
+    known = Selection(tally.sampled_N, tally.kept_N, stage.study.wanted_samples)
     absent = len(known.missing)
     if absent:
         raise TransientError(

@@ -63,8 +63,15 @@ class StoreIndex:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of the stored samples by outcome and by finish reason, and of their thoughts (`count_thoughts`)."""
+    """What a store holds of N samples: counts by outcome and by finish reason, and of thoughts (`count_thoughts`).
 
+    Attributes:
+        sampled_N: which samples are stored.
+        kept_N: which of them are kept.
+    """
+
+    sampled_N: Bools
+    kept_N: Bools
     outcomes: Counter[str] = field(default_factory=Counter)
     finish_reasons: Counter[str] = field(default_factory=Counter)
     thoughts: Counter[str] = field(default_factory=Counter)
@@ -190,9 +197,10 @@ class SampleStore:
         Raises:
             CorruptPart: see `load`.
         """
-        total = Tally()
+        total = Tally(index.stored, np.zeros(len(index.ids), bool))
         stored = np.flatnonzero(index.stored)
-        for _, part in self._map_parts(_tally_table, index, stored, ["outcome", "finish_reason", "text"]):
+        for rows, part in self._map_parts(_tally_table, index, stored, ["outcome", "finish_reason", "text"]):
+            total.kept_N[stored[rows]] = part.kept_N
             total.outcomes += part.outcomes
             total.finish_reasons += part.finish_reasons
             total.thoughts += part.thoughts
@@ -309,7 +317,9 @@ def _kept_rows(samples: pa.Table) -> Bools:
 
 def _tally_table(samples: pa.Table) -> Tally:
     outcomes, finish_reasons, texts = (column.to_pylist() for column in samples.columns)
-    return Tally(Counter(outcomes), Counter(finish_reasons), count_thoughts(text or "" for text in texts))
+    thoughts = count_thoughts(text or "" for text in texts)
+    sampled = np.ones(len(samples), bool)
+    return Tally(sampled, _kept_rows(samples), Counter(outcomes), Counter(finish_reasons), thoughts)
 
 
 def _parallel_map(function: Callable[..., _T], *items: Iterable[Any]) -> Iterator[_T]:

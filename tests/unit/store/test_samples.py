@@ -136,7 +136,10 @@ def test_store_reads_each_sample_once_after_races_and_corruption(
         expected |= held[name]
     expected = {sample_id: text for sample_id, text in expected.items() if sample_id in ids}
     assert texts(store, ids) == expected
-    assert store.tally(fresh).outcomes.total() == len(expected)
+    tally = store.tally(fresh)
+    assert tally.outcomes.total() == len(expected)
+    assert tally.sampled_N.tolist() == [sample_id in expected for sample_id in ids]
+    assert tally.kept_N.tolist() == store.kept(fresh).tolist()
 
 
 def test_tally_counts_outcomes_and_finish_reasons(storage: str) -> None:
@@ -145,6 +148,8 @@ def test_tally_counts_outcomes_and_finish_reasons(storage: str) -> None:
     store.append(make_samples("c", "x", outcome="wrong", finish_reason="stop"))
     ids = ["a", "b", "c", "d"]
     tally = store.tally(store.index(ids))
+    assert tally.sampled_N.tolist() == [True, True, True, False]
+    assert tally.kept_N.tolist() == [True, True, False, False]
     assert tally.outcomes == Counter(kept=2, wrong=1)
     assert tally.finish_reasons == Counter(length=2, stop=1)
     assert tally.thoughts == {}
