@@ -28,11 +28,12 @@ from .results.report import (
     make_sweep_report,
     read_analyses,
     read_report,
-    reported_fingerprint,
+    report_shows,
     write_analysis,
 )
 from .scaled_config import SCALED_CONFIG_FOLDER
 from .stage_runner import driver_lease, run_stages
+from .stages.made_from import is_current
 from .stages.stage import Stage
 from .terminal import (
     format_settings,
@@ -102,8 +103,7 @@ def run_study(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
 
 def _report_unless_shown(recipe: Recipe, plan: Plan) -> None:
     """Write the report, or print what it says if it shows this study already."""
-    # All studies in a storage write the same report folder, so its summary says which study it shows.
-    if reported_fingerprint(recipe.storage) == plan.fingerprint:
+    if report_shows(recipe.storage, plan):
         print(f"{'report':<18}  cached")
         print_comparison(compare_models(plan))
         print_paths(**_trained_paths(recipe, plan))
@@ -229,7 +229,7 @@ def _require_results(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
         return
     unfinished = []
     for planned in studies:
-        if any(not stage.artifact.is_finished for stage in planned.plan.reported_stages):
+        if not all(map(is_current, planned.plan.reported_stages)):
             unfinished.append(format_settings(planned.settings).removeprefix(", "))
     if unfinished:
         # Named by their settings, since the storage holds many fingerprints.
@@ -318,7 +318,7 @@ def _report_sweep(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
 def _require_finished(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
     for stage in stages:
         artifact = stage.artifact
-        if artifact.is_finished:
+        if is_current(stage):
             continue
         others = _made_with_other_settings(recipe, plan, stage)
         hint = f"; the storage holds {', '.join(others)}, made with other settings" if others else ""

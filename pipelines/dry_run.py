@@ -13,7 +13,8 @@ from .commands import COMMANDS, plan_command
 from .expected_work import expected_work
 from .plan import PlannedStudy
 from .results.gate import read_baseline
-from .results.report import reported_fingerprint
+from .results.report import report_shows
+from .stages.made_from import is_current
 from .stages.stage import Stage
 from .terminal import format_counts, format_settings
 
@@ -66,15 +67,13 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
         work = work or _work_lines(planned, stages, checked)
         lines.append(f"# study {plan.fingerprint}, storage {planned.recipe.storage}{format_settings(planned.settings)}")
         for stage in stages:
-            state = "cached" if stage.artifact.is_finished else "to run"
+            state = "cached" if is_current(stage) else "to run"
             lines.append(f"#   {state:<8}  {stage.name:<18}  {stage.artifact.url}")
     if command in ("study", "report"):
-        is_shown = not recipe.sweep and reported_fingerprint(recipe.storage) == studies[0].plan.fingerprint
-        # `report` always writes the page again.
-        is_current = is_shown and command == "study"
-        lines.append(
-            f"#   {'cached' if is_current else 'to write':<8}  {'report':<18}  {recipe.storage}/report/index.html"
-        )
+        # `report` always writes the page again, and a sweep does.
+        is_cached = command == "study" and not recipe.sweep and report_shows(recipe.storage, studies[0].plan)
+        state = "cached" if is_cached else "to write"
+        lines.append(f"#   {state:<8}  {'report':<18}  {recipe.storage}/report/index.html")
     return "\n".join(lines + work + _data_lines(data, full=full))
 
 
@@ -83,7 +82,7 @@ def _work_lines(planned: PlannedStudy, stages: Sequence[Stage], data: Sequence[C
     counts = {of_task.examples.url: of_task.counts for of_task in data}
     lines = []
     for stage in stages:
-        work = "" if stage.artifact.is_finished else expected_work(stage, counts)
+        work = "" if is_current(stage) else expected_work(stage, counts)
         if work:
             lines.append(f"# work      {stage.name}: {work}{format_settings(planned.settings)}")
     return lines

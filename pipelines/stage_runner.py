@@ -20,6 +20,7 @@ from .executors import build_executor
 from .executors.leased import LeasedExecutor
 from .plan import Plan
 from .provenance import Provenance, record_provenance
+from .stages.made_from import changed_input, record_inputs, reject_changed_input
 from .stages.stage import RunContext, Stage
 from .terminal import summarize_manifest
 
@@ -35,6 +36,7 @@ def run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage], lease: Lease
     checked = False
     streamed: list[Stage] = []
     for stage in stages:
+        _discard_of_changed_input(stage)
         manifest = stage.artifact.manifest()
         duration = "cached"
         if manifest is not None:
@@ -70,6 +72,19 @@ def _show(stage: Stage, duration: str, manifest: Manifest | None) -> None:
         warn(f"{stage.name}: {warning}")
 
 
+def _discard_of_changed_input(stage: Stage) -> None:
+    """Delete answers and analyses of a model that has been trained again since, or made with what was measured again.
+
+    Raises:
+        UserError: instead, for samples and checkpoints.
+    """
+    reject_changed_input(stage)
+    changed = changed_input(stage)
+    if changed is not None:
+        print(f"{stage.name:<18}  made again, as {changed.artifact.folder} was", flush=True)
+        stage.artifact.discard()
+
+
 def _check_finished(stage: Stage) -> None:
     """Check that a finished checkpoint is whole.
 
@@ -96,6 +111,8 @@ class _StageRunner:
     def run(self, stage: Stage) -> Manifest:
         """Run one stage, which publishes its artifact."""
         self.lease.check()
+        for each in (*stage.streams.values(), stage):
+            record_inputs(each)
         try:
             manifest = stage.run(stage, self.context)
         except BaseException:

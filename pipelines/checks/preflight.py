@@ -17,6 +17,7 @@ from pos2distill.urls import open_url
 
 from ..plan import Plan
 from ..stages.distill import check_executor
+from ..stages.made_from import is_current, reject_changed_input
 from ..stages.resolve import with_distilled
 from ..stages.stage import Stage
 from .machine_checks import check_cpus, check_gpus, check_ray, check_rights, check_space, check_temporary_space
@@ -37,7 +38,9 @@ def preflight(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
         UserError: the error of the first check that fails.
     """
     check_storage(recipe.storage, recipe.name)
-    pending = [stage for stage in stages if not stage.artifact.is_finished]
+    for stage in stages:
+        reject_changed_input(stage)
+    pending = [stage for stage in stages if not is_current(stage)]
     # Not if all is cached: to import transformers takes longer than to show the results.
     if not pending:
         return

@@ -4,6 +4,7 @@ It is not a stage and has no artifact: `report/` shows the study that was report
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from pos2distill.config import Recipe, Study, fingerprint
@@ -97,11 +98,17 @@ def write_analysis(recipe: Recipe, analyses: Mapping[str, Mapping[str, Any]]) ->
     write_folder(recipe.storage, "analysis", render_analysis(recipe.name, analyses), ANALYSIS, analyses)
 
 
-def reported_fingerprint(storage: str) -> str | None:
-    """The fingerprint of the study that the report in this storage shows."""
-    summary = read_report(storage)
-    fingerprint: str | None = summary.get("fingerprint") if summary else None
-    return fingerprint
+def report_shows(storage: str, plan: Plan) -> bool:
+    """Whether the report in this storage, which all its studies write, shows this one as it is now."""
+    summary = read_report(storage) or {}
+    # The fingerprint first: it needs no manifests, of which the stages may have none.
+    return summary.get("fingerprint") == plan.fingerprint and summary.get("results") == _results_digest(plan)
+
+
+def _results_digest(plan: Plan) -> str:
+    """A digest of the manifests that a report shows: of a stage that is run again, another one."""
+    manifests = [stage.artifact.manifest() for stage in plan.reported_stages]
+    return fingerprint([asdict(manifest) for manifest in manifests if manifest is not None])
 
 
 def read_report(storage: str) -> dict[str, Any] | None:
@@ -160,6 +167,7 @@ def report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
         checkpoint=model_url(plan.distill.artifact),
         base_model=study.model.path if is_hub_name(study.model.path) else None,
         license=read_license(study.model),
+        results_digest=_results_digest(plan),
         artifacts={
             "base": plan.evaluate_base.artifact.folder,
             "distilled": plan.evaluate_distilled.artifact.folder,

@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+import uuid
 from dataclasses import replace
 from typing import Any
 
@@ -125,7 +126,9 @@ def run(stage: Stage, context: RunContext) -> Manifest:
         raise Stopped(f"stopped after step {outcome.steps}; its checkpoint is kept", 128 + signal)
     if streamed:
         sample.publish(samples, context.runtime, progress)
-    manifest = stage.artifact.publish(counts=count_rows(stage.artifact), seconds=_seconds(start))
+    # Training it again gives other weights, which results of the first ones must not be taken for (`made_from`).
+    details = {"id": uuid.uuid4().hex}
+    manifest = stage.artifact.publish(counts=count_rows(stage.artifact), seconds=_seconds(start), details=details)
     # After the manifest: until then a killed run resumes from this state.
     stage.artifact.remove(STATE_FOLDER)
     # The signal came too late to stop training. This stage is finished, but the next ones must not start.

@@ -53,6 +53,7 @@ class ReportInputs:
         tasks: the questions and answers of the main task at all prompt lengths, then of the other tasks.
         steps: the training log.
         analyses: content of analysis.json by model, `base` first; empty if the study has none.
+        results_digest: of the results that are shown.
         artifacts: the folders of both models' answers, `base` and `distilled`.
         base_model: the base model's name on the hub; None for a folder.
         license: the base model's, as its card names it; None if it names none.
@@ -71,6 +72,7 @@ class ReportInputs:
     checkpoint: str
     base_model: str | None
     license: str | None
+    results_digest: str
     artifacts: Mapping[str, str]
     analyses: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     has_adapter: bool = False
@@ -131,6 +133,7 @@ def build_summary(inputs: ReportInputs) -> dict[str, Any]:
         "versions": inputs.run.versions,
         "checkpoint": inputs.checkpoint,
         "artifacts": inputs.artifacts,
+        "results": inputs.results_digest,
         "fingerprint": inputs.run.fingerprint,
     }
 

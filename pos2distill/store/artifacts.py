@@ -132,6 +132,12 @@ class Artifact:
         if self._manifest_bytes() is None and self.fs.exists(self.path):
             remove(self.fs, self.path)
 
+    def discard(self) -> None:
+        """Remove the artifact, finished or not. The manifest first: what is left of a killed removal is unfinished."""
+        self.remove(_MANIFEST)
+        if self.fs.exists(self.path):
+            remove(self.fs, self.path)
+
     def publish(
         self, *, counts: Mapping[str, int], seconds: Mapping[str, float], details: Mapping[str, Any] | None = None
     ) -> Manifest:

@@ -1,0 +1,140 @@
+"""Results of a model that is trained again, or of a slot that is measured again, are not taken for current ones."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.dry_run import describe
+from pipelines.plan import Plan, make_plan
+from pipelines.stages.made_from import changed_input, is_current
+from pipelines.stages.stage import Stage
+from pos2distill.config import Recipe
+from pos2distill.errors import UserError
+from tests.support.commands import run_evaluate, run_sample, run_study
+
+Make = Callable[..., Recipe]
+
+LOCAL = {"executor": "local"}
+
+
+def folder_of(stage: Stage) -> Path:
+    return Path(stage.artifact.path)
+
+
+def manifest_of(stage: Stage) -> dict[str, Any]:
+    return json.loads((folder_of(stage) / "manifest.json").read_text())
+
+
+def states(recipe: Recipe) -> dict[str, str]:
+    """What --dry-run says of each stage, and of the report."""
+    found = {}
+    for line in describe(recipe).splitlines():
+        for state in ("cached", "to run", "to write"):
+            if line.startswith(f"#   {state} "):
+                found[line.removeprefix(f"#   {state}")[:22].strip()] = state
+    return found
+
+
+def summary_of(recipe: Recipe) -> dict[str, Any]:
+    return json.loads((Path(recipe.storage) / "report" / "summary.json").read_text())
+
+
+def test_a_checkpoint_that_is_trained_again_is_evaluated_again(
+    make_recipe: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe(runtime=LOCAL)
+    run_study(recipe)
+    assert set(states(recipe).values()) == {"cached"}
+    plan = make_plan(recipe)
+    before = {stage.name: manifest_of(stage) for stage in plan.stages}
+    first_report = summary_of(recipe)
+
+    shutil.rmtree(folder_of(plan.distill))
+    shown = states(recipe)
+    assert [name for name, state in shown.items() if state != "cached"] == ["distill", "evaluate distilled", "report"]
+    capsys.readouterr()
+    run_study(recipe)
+    output = capsys.readouterr().out
+    assert f"evaluate distilled  made again, as {plan.distill.artifact.folder} was\n" in output
+    changed = [stage.name for stage in plan.stages if manifest_of(stage) != before[stage.name]]
+    assert changed == ["distill", "evaluate distilled"]
+    assert (folder_of(plan.distill) / "model" / "README.md").is_file()  # the model card
+    assert summary_of(recipe)["fingerprint"] == first_report["fingerprint"]
+    assert summary_of(recipe)["made_with"]["date"] >= first_report["made_with"]["date"]
+    assert summary_of(recipe)["results"] != first_report["results"]
+    assert set(states(recipe).values()) == {"cached"}
+
+
+def test_answers_of_an_unfinished_evaluation_are_not_mixed_with_those_of_another_checkpoint(
+    make_recipe: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe(runtime=LOCAL)
+    run_study(recipe)
+    plan = make_plan(recipe)
+    evaluation = folder_of(plan.evaluate_distilled)
+    (evaluation / "manifest.json").unlink()
+    (evaluation / "left-from-the-first").touch()
+    other = manifest_of(plan.distill)
+    other["details"]["id"] = "0" * 32
+    (folder_of(plan.distill) / "manifest.json").write_text(json.dumps(other))
+    run_evaluate(recipe)
+    assert "evaluate distilled  made again, as checkpoint-" in capsys.readouterr().out
+    assert not (evaluation / "left-from-the-first").exists()
+    assert is_current(plan.evaluate_distilled)
+
+
+def chosen(make_recipe: Make) -> tuple[Recipe, Plan]:
+    recipe = make_recipe(runtime=LOCAL, method={"advantageous_slot": "auto", "auto_examples": 2, "auto_slots": 2})
+    run_sample(recipe)
+    return recipe, make_plan(recipe)
+
+
+def test_samples_stay_where_the_slot_is_measured_again_with_the_same_result(make_recipe: Make) -> None:
+    recipe, plan = chosen(make_recipe)
+    assert plan.choose_slot is not None
+    before = manifest_of(plan.first_sample)
+    shutil.rmtree(folder_of(plan.choose_slot))
+    assert is_current(plan.first_sample)  # the slot is likely to be the same
+    run_sample(recipe)
+    assert manifest_of(plan.first_sample) == before
+
+
+@pytest.mark.parametrize("command", [run_sample, run_study, describe])
+def test_samples_of_another_slot_are_rejected(make_recipe: Make, command: Callable[[Recipe], object]) -> None:
+    recipe, plan = chosen(make_recipe)
+    assert plan.choose_slot is not None
+    measured = manifest_of(plan.choose_slot)
+    measured["details"]["slots"] = [1 - measured["details"]["slots"][0]]
+    (folder_of(plan.choose_slot) / "manifest.json").write_text(json.dumps(measured))
+    with pytest.raises(UserError) as caught:
+        command(recipe)
+    url, folder = plan.first_sample.artifact.url, plan.choose_slot.artifact.folder
+    assert str(caught.value) == (
+        f"{url}: made from an earlier {folder}, which has been deleted or replaced; delete this too, and run again to "
+        f"make it again"
+    )
+    assert plan.first_sample.artifact.is_finished  # it is left to the user
+
+
+def test_samples_of_a_later_round_are_rejected_before_the_earlier_one_is_trained_again(make_recipe: Make) -> None:
+    recipe = make_recipe(runtime=LOCAL, method={"name": "r1-on-policy", "rounds": 2})
+    run_study(recipe)
+    plan = make_plan(recipe)
+    first, second = plan.rounds
+    shutil.rmtree(folder_of(first.distill))
+    with pytest.raises(UserError, match=rf"^{second.sample.artifact.url}: made from an earlier checkpoint-"):
+        run_study(recipe)
+    assert not folder_of(first.distill).exists()
+
+
+def test_an_artifact_without_a_record_is_current(make_recipe: Make) -> None:
+    recipe = make_recipe(runtime=LOCAL)
+    run_study(recipe)
+    plan = make_plan(recipe)
+    (folder_of(plan.evaluate_distilled) / "made_from.json").unlink()
+    assert changed_input(plan.evaluate_distilled) is None
+    assert is_current(plan.evaluate_distilled)
