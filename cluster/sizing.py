@@ -32,7 +32,7 @@ _ADAPTER_PERCENT = 5
 _MAX_HEADER_BYTES = 100 << 20  # largest header of a safetensors file
 
 # Arguments of vLLM that make the weights smaller, or keep a part of them elsewhere.
-_SIZE_ARGUMENTS = ("quantization", "quantization_config", "cpu_offload_gb", "offload_backend")
+_SIZE_ARGUMENTS = ("quantization", "quantization_config", "cpu_offload_gb", "offload_group_size")
 
 Disks = dict[str, dict[str, int]]
 """For each node group, bytes by what they hold."""

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from pos2distill.config import Recipe
-from pos2distill.errors import UserError
+from pos2distill.errors import CorruptPart, UserError
 from pos2distill.evaluation.charts import AFTER, BEFORE, curve_chart, loss_chart, to_png
 from pos2distill.evaluation.result import Evaluation, Picture
 from pos2distill.evaluation.scores import Curve
@@ -169,13 +169,17 @@ def sample(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questio
     """Sample the advantaged answers of a recipe's training examples. Arguments and errors: as in `evaluate`."""
     with _loaded(recipe, settings, data) as loaded:
         (planned,) = commands.plan_command(loaded, "sample")
-        commands.run_sample(planned)
-        plan = planned.plan
-        store = SampleStore(plan.first_sample.artifact)
-        index = store.index(sample_ids_of(plan.first_sample))
-        # Not all candidates are sampled where fewer are enough.
-        table = store.load(index, np.flatnonzero(index.stored), _SAMPLE_COLUMNS)
-        return Samples(plan.first_sample.artifact.url, plan.first_sample.output().manifest().counts, table)
+        stage = planned.plan.first_sample
+        store = SampleStore(stage.artifact)
+        while True:
+            commands.run_sample(planned)
+            index = store.index(sample_ids_of(stage))
+            try:
+                # Not all candidates are sampled where fewer are enough.
+                table = store.load(index, np.flatnonzero(index.stored), _SAMPLE_COLUMNS)
+            except CorruptPart:
+                continue  # its samples are made again
+            return Samples(stage.artifact.url, stage.output().manifest().counts, table)
 
 
 def distill(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questions | None = None) -> Checkpoint:

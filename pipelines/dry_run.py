@@ -11,10 +11,10 @@ from .checks.data_checks import CheckedData, check_data
 from .checks.preflight import preflight
 from .commands import COMMANDS, plan_command
 from .expected_work import expected_work
+from .pending import is_pending
 from .plan import PlannedStudy
 from .results.gate import read_baseline
 from .results.report import report_shows
-from .stages.made_from import is_current
 from .stages.stage import Stage
 from .terminal import format_counts, format_settings
 
@@ -67,7 +67,7 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
         work = work or _work_lines(planned, stages, checked)
         lines.append(f"# study {plan.fingerprint}, storage {planned.recipe.storage}{format_settings(planned.settings)}")
         for stage in stages:
-            state = "cached" if is_current(stage) else "to run"
+            state = "to run" if is_pending(stage, plan, stages, planned.recipe.runtime) else "cached"
             lines.append(f"#   {state:<8}  {stage.name:<18}  {stage.artifact.url}")
     if command in ("study", "report"):
         # `report` always writes the page again, and a sweep does.
@@ -82,7 +82,8 @@ def _work_lines(planned: PlannedStudy, stages: Sequence[Stage], data: Sequence[C
     counts = {of_task.examples.url: of_task.counts for of_task in data}
     lines = []
     for stage in stages:
-        work = "" if is_current(stage) else expected_work(stage, counts)
+        is_to_run = is_pending(stage, planned.plan, stages, planned.recipe.runtime)
+        work = expected_work(stage, counts) if is_to_run else ""
         if work:
             lines.append(f"# work      {stage.name}: {work}{format_settings(planned.settings)}")
     return lines

@@ -18,6 +18,7 @@ from .artifact_names import CHECKPOINT, EXAMPLES
 from .checks.data_checks import check_prompts
 from .executors import build_executor
 from .executors.leased import LeasedExecutor
+from .pending import is_pending
 from .plan import Plan
 from .provenance import Provenance, record_provenance
 from .stages.made_from import changed_input, record_inputs, reject_changed_input
@@ -37,10 +38,10 @@ def run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage], lease: Lease
     streamed: list[Stage] = []
     for stage in stages:
         _discard_of_changed_input(stage)
-        manifest = stage.artifact.manifest()
         duration = "cached"
-        if manifest is not None:
+        if not is_pending(stage, plan, stages, recipe.runtime):
             _check_finished(stage)
+            manifest = stage.artifact.manifest()
         elif stage in plan.sample_stages and streams:
             # The round's stage `distill` trains on the samples while they are made, and publishes them.
             streamed.append(stage)

@@ -238,8 +238,8 @@ def describe(error: BaseException) -> str | None:
     fix = fix_hint(error)
     if getattr(error, "errno", None) in _BUSY:
         name = "a storage"
-    elif getattr(error, "errno", None) in _FULL_DISK and getattr(error, "filename", None) is None:
-        # A write to an open file does not say which one.
+    elif disk_is_full(error) and getattr(error, "filename", None) is None:
+        # A write to an open file does not say which one, and safetensors 0.8 and pyarrow 26 never do.
         name, fix = "a disk", "; free space in runtime.storage and in TMPDIR, or choose others"
     again = "; run the same command again to continue" if is_transient(error) else ""
     # A name may be too long for a message, and the reason stands after it.

@@ -16,6 +16,14 @@ from ..stages.distill import has_adapter
 from .artifact_lookup import open_artifact
 
 _TOKEN = "set HF_TOKEN, or log in with `hf auth login`"
+# Weights of an earlier model that has more files: an index that is left makes vLLM 0.32 load those that it names.
+_WEIGHTS = (
+    "model*.safetensors",
+    "model.safetensors.index.json",
+    "consolidated*.safetensors",
+    "pytorch_model*.bin",
+    "pytorch_model.bin.index.json",
+)
 
 
 def push_checkpoint(run: str, repository: str, *, private: bool = False) -> str:
@@ -50,10 +58,10 @@ def push_checkpoint(run: str, repository: str, *, private: bool = False) -> str:
                 raise UserError(f"{repository}: is public already; make it private on the hub, or choose another name")
         message = f"Pos2Distill, study of {artifact.fingerprint}"
         # An adapter of an earlier model must not stay beside a model that has none.
-        stale = None if has_adapter(artifact) else [f"{ADAPTER_FOLDER}/*"]
+        earlier = _WEIGHTS if has_adapter(artifact) else (*_WEIGHTS, f"{ADAPTER_FOLDER}/*")
         with _local_folder(artifact, MODEL_FOLDER) as folder, _hub_errors(hub.endpoint):
             commit = hub.upload_folder(
-                repo_id=repository, folder_path=folder, commit_message=message, delete_patterns=stale
+                repo_id=repository, folder_path=folder, commit_message=message, delete_patterns=list(earlier)
             )
         if has_adapter(artifact):
             with _local_folder(artifact, ADAPTER_FOLDER) as folder, _hub_errors(hub.endpoint):

@@ -90,7 +90,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     streamed = not samples.artifact.is_finished
     if streamed:
         SampleStore(samples.artifact).open()
-    if streamed and not len(sample.selection(samples).missing):
+    if streamed and not sample.lacks_samples(samples):
         # An earlier run sampled all. What is wrong with them must not be found after training.
         sample.publish(samples, context.runtime, None)
         streamed = False
@@ -191,7 +191,7 @@ def _keep_samples(samples: Stage, runtime: Runtime, progress: RunProgress) -> No
     Raises:
         UserError: as `sample.publish`; its message counts all samples.
     """
-    if len(sample.selection(samples).missing):
+    if sample.lacks_samples(samples):
         samples.artifact.add_seconds(sample.seconds(progress))
     else:
         sample.publish(samples, runtime, progress)

@@ -208,10 +208,19 @@ def _create_teacher(base: ModelSection, alignment: Alignment, pool: PoolSection)
     return TeacherEncoder(base, alignment=alignment, threads=pool.threads, device=pool.device)
 
 
-def selection(stage: Stage) -> Selection:
+def _selection(stage: Stage, store: SampleStore) -> Selection:
     """What the store knows of the samples, and so which are still to be made."""
-    index, kept_N = SampleStore(stage.artifact).read_kept(sample_ids_of(stage))
+    index, kept_N = store.read_kept(sample_ids_of(stage))
     return Selection(index.stored, kept_N, stage.study.wanted_samples)
+
+
+def lacks_samples(stage: Stage) -> bool:
+    """Whether the store lacks samples that are needed, also of a finished stage. Only reads."""
+    try:
+        known = _selection(stage, SampleStore(stage.artifact, read_only=True))
+    except UserError:  # a part is corrupt, and is moved where its samples are made again
+        return True
+    return len(known.missing) > 0
 
 
 def sample_ids_of(stage: Stage) -> pa.Array:
@@ -222,7 +231,7 @@ def sample_ids_of(stage: Stage) -> pa.Array:
 
 def missing_blocks(stage: Stage, size: int) -> list[pa.Table]:
     """The samples that may still be needed in blocks, one for each part of the store."""
-    return sampling_blocks(selection(stage).missing, size)
+    return sampling_blocks(_selection(stage, SampleStore(stage.artifact)).missing, size)
 
 
 def publish(stage: Stage, runtime: Runtime, progress: RunProgress | None) -> Manifest:

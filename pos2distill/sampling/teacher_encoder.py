@@ -16,6 +16,7 @@ from pos2distill.config.method import Alignment
 from pos2distill.errors import UserError
 from pos2distill.models.hidden_states import hidden_to_bytes, response_hidden_states
 from pos2distill.models.load import load_model
+from pos2distill.models.memory import is_out_of_memory
 from pos2distill.models.packing import collate
 from pos2distill.records import SAMPLE_SCHEMA, Tokens
 
@@ -77,7 +78,9 @@ class TeacherEncoder:
         """
         try:
             return self._forward(prompts, responses)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             if len(prompts) == 1:
                 raise UserError(
                     f"the teacher has too little memory for one row of {len(prompts[0]) + len(responses[0])} tokens; "

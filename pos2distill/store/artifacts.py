@@ -144,9 +144,14 @@ class Artifact:
         """Write the manifest, which makes the artifact visible.
 
         Args:
-            seconds: the seconds that this run took; those of earlier runs (`add_seconds`) are added.
+            seconds: the seconds that this run took; those of earlier runs (`add_seconds`, and of a manifest that is
+                replaced) are added.
         """
-        manifest = Manifest(self.fingerprint, dict(counts), self._with_earlier(seconds), dict(details or {}))
+        replaced = self.manifest()
+        total = self._with_earlier(seconds)
+        manifest = Manifest(
+            self.fingerprint, dict(counts), _added(total, replaced.seconds if replaced else {}), dict(details or {})
+        )
         self.write_json(_MANIFEST, {"schema_version": SCHEMA_VERSION, **asdict(manifest)})
         self.remove(_SECONDS_FILE)
         return manifest
@@ -162,9 +167,8 @@ class Artifact:
     def _with_earlier(self, seconds: Mapping[str, float]) -> dict[str, float]:
         """The seconds of this run and of all earlier ones, added up by name."""
         path = f"{self.path}/{_SECONDS_FILE}"
-        total = dict(seconds)
         if not self.fs.exists(path):
-            return total
+            return dict(seconds)
         with storage_errors(path, "runtime.storage"):
             content = self.fs.cat_file(path)
         try:
@@ -174,9 +178,7 @@ class Artifact:
                 f"{path}: corrupt; expected the seconds of earlier runs by stage; delete this file and run again: all "
                 f"else is kept"
             ) from None
-        for name, earlier in before.items():
-            total[name] = total.get(name, 0.0) + earlier
-        return total
+        return _added(seconds, before)
 
     def write_table(self, name: str, table: pa.Table) -> None:
         """Write one Parquet file of the artifact."""
@@ -268,6 +270,14 @@ class Artifact:
     def upload(self, folder: Path, name: str) -> None:
         """Copy a local folder into the artifact."""
         self.fs.put(f"{folder}/", f"{self.path}/{name}/", recursive=True)
+
+
+def _added(seconds: Mapping[str, float], others: Mapping[str, float]) -> dict[str, float]:
+    """The sums by name."""
+    total = dict(seconds)
+    for name, value in others.items():
+        total[name] = total.get(name, 0.0) + value
+    return total
 
 
 def _rerun_message(what: str, url: str) -> str:

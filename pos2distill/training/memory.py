@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-import torch
-
 from pos2distill.config import Study, TrainersSection
 from pos2distill.errors import MachineError, UserError
+from pos2distill.models.memory import is_out_of_memory
 from pos2distill.training.micro_batches import MicroBatch
 
 
@@ -59,16 +58,9 @@ def _translate_oom_error(make_error: Callable[[], UserError]) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not _is_oom_error(error):
+        if not is_out_of_memory(error):
             raise
         raise make_error() from error
-
-
-def _is_oom_error(error: RuntimeError) -> bool:
-    """Whether a GPU's memory is full: for torch's allocator, or for CUDA itself, which has no class of its own."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return True
-    return isinstance(error, torch.AcceleratorError) and "out of memory" in str(error)
 
 
 def _remedies_for_pass(trainers: TrainersSection, micro_batches: Sequence[MicroBatch]) -> list[str]:

@@ -1,9 +1,11 @@
 """The log of training steps: to the progress display, the trackers and the checkpoint artifact."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from pos2distill.errors import UserError
+from pos2distill.errors import UserError, one_line
 from pos2distill.literal_paths import list_matching
 from pos2distill.store.checkpoint_layout import STEPS_FOLDER
 from pos2distill.store.files import write_bytes
@@ -39,8 +41,9 @@ class StepLog:
         """Log one step."""
         self.lines.append(json.dumps(record.as_dict()))
         self.session.count_step(round(record.fraction * self.samples), record.step + 1, record.loss)
-        for tracker in self.trackers:
-            tracker.log(record)
+        for tracker in list(self.trackers):
+            with self._dropped_on_error(tracker):
+                tracker.log(record)
 
     def flush(self) -> None:
         """Write the steps since the last call, in a file named after the first of them."""
@@ -54,8 +57,25 @@ class StepLog:
 
     def close(self) -> None:
         """Close the trackers."""
-        for tracker in self.trackers:
-            tracker.close()
+        for tracker in list(self.trackers):
+            with self._dropped_on_error(tracker):
+                tracker.close()
+
+    @contextmanager
+    def _dropped_on_error(self, tracker: ExperimentTracker) -> Iterator[None]:
+        """Where a tracker fails, go on without it: what it shows is in the artifact, and training takes longer.
+
+        The trackers' libraries have tried again by themselves before they raise.
+        """
+        try:
+            yield
+        except Exception as error:
+            self.trackers.remove(tracker)
+            reason = one_line(f"{type(error).__name__}: {error}")
+            self.session.warn(
+                f"runtime.trackers: {tracker.name} failed ({reason:.300}); training continues without it; a run that "
+                f"is resumed logs to it again"
+            )
 
     def _open_trackers(self, job: TrainingJob) -> list[ExperimentTracker]:
         """The trackers, in which a run that resumes continues: its ids there are stored with the checkpoint."""

@@ -148,7 +148,8 @@ def open_trackers(names: Sequence[str], run: TrackedRun) -> list["ExperimentTrac
 class ExperimentTracker:
     """One open tracker."""
 
-    def __init__(self, log: Callable[[dict[str, float], int], None], close: Callable[[], None]) -> None:
+    def __init__(self, name: str, log: Callable[[dict[str, float], int], None], close: Callable[[], None]) -> None:
+        self.name = name
         self._log = log
         self.close = close
 
@@ -175,7 +176,7 @@ def _open_tensorboard(run: TrackedRun) -> ExperimentTracker:
         for name, value in values.items():
             writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
 
-    return ExperimentTracker(log, writer.close)
+    return ExperimentTracker("tensorboard", log, writer.close)
 
 
 def _open_wandb(run: TrackedRun) -> ExperimentTracker:
@@ -190,7 +191,7 @@ def _open_wandb(run: TrackedRun) -> ExperimentTracker:
         config=run.settings,
     )
     run.ids["wandb"] = session.id
-    return ExperimentTracker(lambda values, step: session.log(values, step=step), session.finish)
+    return ExperimentTracker("wandb", lambda values, step: session.log(values, step=step), session.finish)
 
 
 def _open_mlflow(run: TrackedRun) -> ExperimentTracker:
@@ -203,7 +204,7 @@ def _open_mlflow(run: TrackedRun) -> ExperimentTracker:
     started = mlflow.start_run(run_id=known, run_name=run.name if is_new else None)
     run.ids["mlflow"] = started.info.run_id
     mlflow.log_dict(run.settings, "study.json")
-    return ExperimentTracker(lambda values, step: mlflow.log_metrics(values, step=step), mlflow.end_run)
+    return ExperimentTracker("mlflow", lambda values, step: mlflow.log_metrics(values, step=step), mlflow.end_run)
 
 
 def _unless_set(variable: str, value: str | None) -> str | None:

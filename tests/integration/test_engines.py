@@ -188,15 +188,18 @@ def test_vllm_engine_says_why_vllm_refuses_its_settings(toy: ModelSection) -> No
     ("argument", "value", "message"),
     [
         ("max_num_batched_tokens", 8, r"max_num_batched_tokens \(8\) .*"),
-        ("block_size", "many", r"Input should be a valid integer.*"),
+        ("block_size", "many", r"block_size: Input should be a valid integer.*"),
         ("compilation_config", 3, r".*"),
+        ("kv_transfer_config", {"foo": 1}, r".*foo.*"),
     ],
 )
 def test_vllm_engine_says_why_vllm_refuses_its_arguments(
     toy: ModelSection, argument: str, value: Any, message: str
 ) -> None:
     model = toy.model_copy(update={"engine_args": HashableMapping({argument: value})})
-    with pytest.raises(UserError, match=rf"^{toy.path}: vLLM rejects these settings \({message}\)$"):
+    with pytest.raises(
+        UserError, match=rf"^{toy.path}: vLLM rejects these settings \({message}\); correct model.engine_args$"
+    ):
         VllmEngine.start(model, VllmSection(enforce_eager=True))
 
 

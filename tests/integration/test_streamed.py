@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pyarrow.parquet as pq
 import pytest
 from ray._private.state import GlobalState
 
@@ -23,6 +22,7 @@ from tests.support.paths import PROJECT
 from tests.support.results import (
     artifact_of,
     assert_exactly_once,
+    flip_bit,
     read_steps,
     sample_store,
     saved_states,
@@ -153,11 +153,7 @@ def corrupt_two_parts(recipe: Recipe) -> list[str]:
     """Truncate one, which the index finds; flip a bit of another, which only a worker that reads it finds."""
     first, second, *_ = sorted((Path(artifact_of(recipe, "sample").path) / "parts").iterdir())
     first.write_bytes(first.read_bytes()[:-100])
-    column = pq.ParquetFile(second).schema_arrow.names.index("hidden")
-    chunk = pq.ParquetFile(second).metadata.row_group(0).column(column)
-    data = bytearray(second.read_bytes())
-    data[chunk.data_page_offset + chunk.total_compressed_size // 2] ^= 4
-    second.write_bytes(data)
+    flip_bit(second, "hidden")
     return [first.name, second.name]
 
 

@@ -79,6 +79,7 @@ def report_inputs() -> ReportInputs:
         checkpoint="storage/checkpoint-abcd/model",
         base_model="base/model",
         license="apache-2.0",
+        results_digest="fedcba9876543210",
         artifacts={"base": "base-scores-a", "distilled": "distilled-scores-b"},
     )
 

@@ -51,6 +51,18 @@ def saved_states(recipe: Recipe) -> list[Path]:
     return [path for path in paths if _size(path)]
 
 
+def flip_bit(part: Path, column: str) -> None:
+    """Corrupt one column of a Parquet file, so that only those who read it notice."""
+    metadata = pq.read_metadata(part)
+    names = [metadata.schema.column(index).path.partition(".")[0] for index in range(metadata.num_columns)]
+    chunk = metadata.row_group(0).column(names.index(column))
+    data = bytearray(part.read_bytes())
+    # A dictionary, if the column has one, is in front of the data, and in its size.
+    start = chunk.dictionary_page_offset or chunk.data_page_offset
+    data[start + chunk.total_compressed_size // 2] ^= 4
+    part.write_bytes(data)
+
+
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size

@@ -47,7 +47,8 @@ DEBUG = "; POS2DISTILL_DEBUG=1 shows the traceback"
         # As safetensors 0.8 raises it.
         (
             RuntimeError("I/O error: No space left on device (os error 28)"),
-            "RuntimeError: I/O error: No space left on device (os error 28)",
+            "a disk: I/O error: No space left on device (os error 28); free space in runtime.storage and in TMPDIR, or "
+            "choose others",
         ),
     ],
 )

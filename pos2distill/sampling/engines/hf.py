@@ -11,7 +11,9 @@ from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogits
 
 from pos2distill.config import ModelSection
 from pos2distill.config.inference import InferenceSection
+from pos2distill.errors import UserError
 from pos2distill.models.load import load_model
+from pos2distill.models.memory import is_out_of_memory
 from pos2distill.models.rope.attention_buckets import MixBases, use_bases
 from pos2distill.models.rope.layer_scales import scale_layers
 from pos2distill.models.rope.ms_poe import apply_ms_poe
@@ -79,10 +81,16 @@ class HfEngine:
         try:
             return list(self._generate(prompts, params, seeds))
         except _BATCH_ERRORS as error:
-            if isinstance(error, torch.AcceleratorError) and "out of memory" not in str(error):
+            if isinstance(error, torch.AcceleratorError) and not is_out_of_memory(error):
                 # An illegal access or a lost GPU: this process cannot use the device again.
                 reason = Failure.of(error).error
                 raise EngineDied(f"the device failed ({reason}); run the same command again") from error
+            # Failed samples are not asked for again, so a machine's memory must not decide which these are.
+            if len(prompts) == 1 and is_out_of_memory(error):
+                raise UserError(
+                    f"the sampler has too little memory for one prompt of {len(prompts[0])} tokens; give it a larger "
+                    f"GPU, or one of its own (runtime.samplers.gpus), or lower data.documents or the new tokens"
+                ) from error
             if len(prompts) == 1:
                 return [Failure.of(error)]
         half = len(prompts) // 2

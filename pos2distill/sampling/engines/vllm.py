@@ -115,7 +115,8 @@ class VllmEngine:
                 f"shows its log"
             ) from error
         except ValueError as error:
-            raise UserError(f"{model.path}: vLLM rejects these settings ({_reason(error)})") from error
+            hint = "; correct model.engine_args" if model.engine_args else ""
+            raise UserError(f"{model.path}: vLLM rejects these settings ({_reason(error)}){hint}") from error
         return cls(engine, classes, scales=scales, stall_s=60 * settings.stall_minutes)
 
     async def generate(
@@ -259,9 +260,13 @@ class VllmEngine:
 
 
 def _reason(error: ValueError) -> str:
-    """The reason in an error of vLLM's settings; pydantic's own text has class and documentation too."""
+    """The reason in an error of vLLM's settings, with their names; pydantic's own text has documentation too."""
     if isinstance(error, pydantic.ValidationError):
-        return "; ".join(each["msg"].removeprefix("Value error, ") for each in error.errors())
+        reasons = []
+        for each in error.errors():
+            names = [".".join(map(str, each["loc"]))] if each["loc"] else []
+            reasons.append(": ".join([*names, each["msg"].removeprefix("Value error, ")]))
+        return "; ".join(reasons)
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 

@@ -18,25 +18,19 @@ if TYPE_CHECKING:
 
 # Arguments whose setting has another name, or is in another section.
 _SETTINGS = {"model": "model.path", "max_model_len": "model.max_length", "revision": "model.revision"}
-# Arguments that would replace the weights, the config or the code of `model.path`, which are checked and part of the
-# fingerprint; and an account's token.
-_REJECTED = (
+# Arguments that would replace the weights or the config of `model.path`, which are checked and part of the fingerprint.
+_OF_OTHER_MODELS = (
     "code_revision",
     "config_format",
     "convert",
     "hf_config_path",
-    "hf_token",
-    "io_processor_plugin",
     "load_format",
-    "logits_processors",
     "model_class_overrides",
     "model_impl",
     "model_loader_extra_config",
     "model_weights",
     "override_generation_config",
-    "reasoning_parser_plugin",
     "runner",
-    "scheduler_cls",
     "spec_method",
     "spec_model",
     "spec_tokens",
@@ -45,10 +39,19 @@ _REJECTED = (
     "tokenizer_mode",
     "tokenizer_revision",
     "weight_transfer_config",
-    "worker_cls",
 )
-
-_OF_SEVERAL_NODES = ("nnodes", "node_rank", "master_addr", "master_port", "device_ids")
+_OF_OTHER_CODE = ("io_processor_plugin", "logits_processors", "reasoning_parser_plugin", "scheduler_cls", "worker_cls")
+_OF_SEVERAL_NODES = ("nnodes", "node_rank", "master_addr", "master_port")
+# Why other arguments are rejected, with what to do.
+_REASONS = {
+    **dict.fromkeys(
+        _OF_OTHER_MODELS,
+        "would generate with something else than the model of model.path that was checked; leave it out",
+    ),
+    **dict.fromkeys(_OF_OTHER_CODE, "would run other code than vLLM's in the engine; leave it out"),
+    "device_ids": "an engine gets its GPUs from runtime.samplers.gpus; set that",
+    "hf_token": "settings hold no secrets; set HF_TOKEN in the environment",
+}
 
 
 def engine_arguments(
@@ -89,11 +92,8 @@ def check_engine_args(model: ModelSection, settings: VllmSection, *, device: str
                 raise UserError(f"{place}: is {section}.{name}; set that")
         if name in determined:
             raise UserError(f"{place}: sampling depends on our value of it; leave it out")
-        if name in _REJECTED:
-            raise UserError(
-                f"{place}: would generate with something else than the model of model.path that was checked; leave it "
-                f"out"
-            )
+        if name in _REASONS:
+            raise UserError(f"{place}: {_REASONS[name]}")
         if name.endswith("_parallel_size") or name.startswith("data_parallel") or name in _OF_SEVERAL_NODES:
             raise UserError(
                 f"{place}: an engine is divided by runtime.vllm.tensor_parallel_size alone; for more engines set "
@@ -119,6 +119,7 @@ def argument_names() -> set[str]:
         if isinstance(section, ast.ClassDef) and section.name in ("EngineArgs", "AsyncEngineArgs")
         for statement in section.body
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+        if not statement.target.id.startswith("_")  # vLLM's own
     }
 
 

@@ -226,10 +226,13 @@ def test_hidden_state_bytes_count_all_samples_of_an_on_policy_method() -> None:
     assert hidden_state_bytes(load_cluster("gke"), study) == samples * 100 * 4096 * 2
 
 
-def test_quantized_samplers_are_not_checked_against_the_memory() -> None:
-    """vLLM quantizes the weights, so that their size is not known."""
+@pytest.mark.parametrize(
+    "arguments", ["{quantization: fp8}", "{cpu_offload_gb: 8}", "{offload_group_size: 2, offload_num_in_group: 1}"]
+)
+def test_samplers_that_do_not_hold_all_weights_are_not_checked_against_the_memory(arguments: str) -> None:
+    """vLLM quantizes the weights, or keeps some of them elsewhere, so that their size is not known."""
     small = ["sampling.node.instance_type=g2-standard-16"]
-    words = [DATA, EIGHT, "runtime.vllm.gpu_memory_utilization=0.5", "model.engine_args={quantization: fp8}"]
+    words = [DATA, EIGHT, "runtime.vllm.gpu_memory_utilization=0.5", f"model.engine_args={arguments}"]
     with pytest.raises(UserError, match="the weights take"):
         render(load_cluster("gke", small), load_job("nq_mistral_7b", words[:-1]))
     assert render(load_cluster("gke", small), load_job("nq_mistral_7b", words))

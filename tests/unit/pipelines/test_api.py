@@ -28,6 +28,7 @@ from pos2distill.evaluation.result import Evaluation
 from pos2distill.store.lease import hold_lease
 from pos2distill.training.step_log import StepLog
 from tests.support.paths import PROJECT
+from tests.support.results import flip_bit
 from tests.support.tiny import write_examples
 
 LOCAL = {"runtime.executor": "local", "runtime.mode": "staged"}
@@ -59,6 +60,18 @@ def test_study_returns_both_evaluations_and_the_checkpoint(recipe_file: str) -> 
     assert checkpoint.path == result.checkpoint.path
     assert list(checkpoint.to_pandas()["step"]) == list(range(len(checkpoint.steps)))
     assert pos2distill.evaluate(recipe_file, settings=LOCAL).summary() == result.after.summary()
+
+
+def test_sample_makes_corrupt_samples_again(recipe_file: str) -> None:
+    """A part that the index finds corrupt, and one of which only a reader of all columns does."""
+    first = pos2distill.sample(recipe_file, LOCAL)
+    for column in ("sample_id", "text"):
+        part = sorted((Path(first.url) / "parts").iterdir())[0]
+        flip_bit(part, column)
+        again = pos2distill.sample(recipe_file, LOCAL)
+        assert again.to_pandas().sort_values("sample_id").equals(first.to_pandas().sort_values("sample_id"))
+        assert again.counts == first.counts
+        (Path(first.url) / "quarantine" / part.name).unlink()
 
 
 def test_distill_runs_in_a_thread(recipe_file: str) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from pos2distill.config import FakeSection, ModelSection, Runtime
 from pos2distill.config.inference import InferenceSection
+from pos2distill.errors import UserError
 from pos2distill.models.load import load_model
 from pos2distill.records import Tokens
 from pos2distill.sampling.engines import build_engine
@@ -242,6 +243,24 @@ def test_hf_engine_divides_a_batch_for_which_the_driver_has_no_memory(
 
     monkeypatch.setattr(engine, "_generate", fit_one_prompt)
     assert [type(each) for each in generate(engine, prompts, sampled(), [1, 2, 3])] == 3 * [Completion]
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory."), torch.AcceleratorError("CUDA error: out of memory")]
+)
+def test_hf_engine_stores_no_failure_of_a_prompt_for_which_memory_is_too_small(
+    engine: HfEngine, prompts: list[Tokens], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """A failed sample is not asked for again, so that the memory of a GPU would choose what is trained on."""
+
+    def fit_nothing(*arguments: Any) -> list[Completion]:
+        raise error
+
+    monkeypatch.setattr(engine, "_generate", fit_nothing)
+    tokens = len(prompts[0])
+    message = rf"^the sampler has too little memory for one prompt of {tokens} tokens; give it a larger GPU, or one of"
+    with pytest.raises(UserError, match=message):
+        generate(engine, prompts, sampled(), [1, 2, 3])
 
 
 def test_hf_engine_dies_with_its_device(
@@ -502,10 +521,10 @@ def test_reason_is_what_vllm_says_of_its_settings() -> None:
     with pytest.raises(ValueError, match="1 validation error") as caught:
         Settings(heads=9)
     stated = "Total number of attention heads (9) must be divisible by tensor parallel size (2)."
-    assert _reason(caught.value) == stated
+    assert _reason(caught.value) == f"heads: {stated}"
     with pytest.raises(ValueError, match="2 validation errors") as caught:
         Settings.model_validate({"heads": 9, "seed": "x"})
     parsing = "Input should be a valid integer, unable to parse string as an integer"
-    assert _reason(caught.value) == f"{stated}; {parsing}"
+    assert _reason(caught.value) == f"heads: {stated}; seed: {parsing}"
     assert _reason(ValueError(f"{stated}\nmore")) == stated
     assert _reason(ValueError()) == "ValueError"

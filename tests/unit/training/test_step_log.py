@@ -96,6 +96,40 @@ def test_step_log_refuses_to_continue_without_the_records_of_earlier_steps(
     )
 
 
+class Tracker:
+    """Fails from a step on, and where it is closed if it has not been."""
+
+    def __init__(self, name: str, fails_from: int) -> None:
+        self.name = name
+        self.fails_from = fails_from
+        self.logged: list[int] = []
+
+    def log(self, record: Any) -> None:
+        if record.step >= self.fails_from:
+            raise ConnectionError("the server\nis away")
+        self.logged.append(record.step)
+
+    def close(self) -> None:
+        if self.fails_from == 4:
+            raise RuntimeError
+
+
+def test_step_log_continues_without_a_tracker_that_fails(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    trackers = [Tracker("mlflow", 2), Tracker("tensorboard", 99), Tracker("wandb", 4)]
+    monkeypatch.setattr(step_log, "open_trackers", lambda names, run: list(trackers))
+    log = open_log(storage, 0)
+    warned.clear()
+    write_steps(log, 0, 3)
+    log.close()
+    assert [each.logged for each in trackers] == [[0, 1], [0, 1, 2, 3], [0, 1, 2, 3]]
+    assert steps_of(log) == [0, 1, 2, 3]
+    end = "training continues without it; a run that is resumed logs to it again"
+    assert warned == [
+        f"runtime.trackers: mlflow failed (ConnectionError: the server is away); {end}",
+        f"runtime.trackers: wandb failed (RuntimeError: ); {end}",
+    ]
+
+
 def test_step_log_waits_for_a_storage_that_does_not_answer(
     storage: str, opened: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

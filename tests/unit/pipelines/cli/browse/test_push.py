@@ -38,7 +38,12 @@ def test_push_uploads_the_checkpoint_with_its_card(
         assert hub.private["me/again"] is False
         result = Checkpoint(f"{checkpoint.url}/model", []).push_to_hub("me/by-api")
         assert (result, hub.files["me/by-api"]) == (f"{hub.address}/me/by-api", hub.files["me/a-model"])
-        assert command("push", recipe.storage, "me/a-model") == [f"{hub.address}/me/a-model"]  # it exists
+        # It exists, as a model in several files, of which vLLM would load those that the index names.
+        earlier = ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "pytorch_model.bin"]
+        others = dict.fromkeys(["LICENSE", "images/logo.png", "onnx/model.onnx"], b"x")
+        hub.files["me/a-model"] = {**dict.fromkeys([*earlier, "model.safetensors"], b"old"), **others}
+        assert command("push", recipe.storage, "me/a-model") == [f"{hub.address}/me/a-model"]
+        assert hub.files["me/a-model"] == {**hub.files["me/again"], **others}
         assert command("push", recipe.storage, "me/again", "--private", code=2) == [
             "error: me/again: is public already; make it private on the hub, or choose another name"
         ]

@@ -1,0 +1,64 @@
+"""Which stages run again: finished samples of which a part is corrupt, where nothing else makes them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipelines.dry_run import describe
+from pipelines.plan import make_plan
+from pos2distill.config import Recipe
+from tests.support.commands import run_distill, run_sample, run_study
+from tests.support.results import counts_of, flip_bit
+
+Make = Callable[..., Recipe]
+
+
+def corrupt_a_part(recipe: Recipe) -> Path:
+    part = sorted((Path(make_plan(recipe).first_sample.artifact.path) / "parts").iterdir())[0]
+    flip_bit(part, "sample_id")
+    return part
+
+
+def sample_state(recipe: Recipe, command: str) -> str:
+    (line,) = (line for line in describe(recipe, command).splitlines() if line.split()[-2:-1] == ["sample"])
+    return line.removeprefix("#").partition(" sample ")[0].strip()
+
+
+@pytest.mark.parametrize(
+    ("command", "mode", "state"),
+    [
+        ("sample", "staged", "to run"),
+        ("sample", "streamed", "to run"),
+        ("study", "staged", "to run"),
+        ("study", "streamed", "cached"),  # training makes them
+    ],
+)
+def test_corrupt_samples_are_made_by_the_stage_that_can(make_recipe: Make, command: str, mode: str, state: str) -> None:
+    recipe = make_recipe(runtime={"executor": "local", "mode": mode})
+    run_sample(recipe)
+    part = corrupt_a_part(recipe)
+    assert sample_state(recipe, command) == state
+    assert part.exists()  # --dry-run moves nothing
+
+
+def test_staged_training_never_samples(
+    make_recipe: Make, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be one GPU, which the trainer has."""
+    recipe = make_recipe(runtime={"executor": "local", "mode": "staged"})
+    run_sample(recipe)
+    first = counts_of(recipe, "sample")
+    corrupt_a_part(recipe)
+    capsys.readouterr()
+    run_distill(recipe)
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("sample "))
+    assert "cached" not in line
+    assert counts_of(recipe, "sample") == first
+
+
+def test_a_finished_checkpoint_needs_no_samples(make_recipe: Make) -> None:
+    recipe = make_recipe(runtime={"executor": "local", "mode": "staged"})
+    run_study(recipe)
+    corrupt_a_part(recipe)
+    assert sample_state(recipe, "study") == "cached"
