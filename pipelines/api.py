@@ -168,11 +168,12 @@ def evaluate(
 def sample(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questions | None = None) -> Samples:
     """Sample the advantaged answers of a recipe's training examples. Arguments and errors: as in `evaluate`."""
     with _loaded(recipe, settings, data) as loaded:
-        (planned,) = commands.plan_command(loaded, "sample")
+        studies = commands.plan_command(loaded, "sample")
+        (planned,) = studies
         stage = planned.plan.first_sample
         store = SampleStore(stage.artifact)
         while True:
-            commands.run_sample(planned)
+            commands.run_sample(loaded, studies)
             index = store.index(sample_ids_of(stage))
             try:
                 # Not all candidates are sampled where fewer are enough.
@@ -185,8 +186,9 @@ def sample(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questio
 def distill(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questions | None = None) -> Checkpoint:
     """Train a recipe's checkpoint from its samples. Arguments and errors: as in `evaluate`."""
     with _loaded(recipe, settings, data) as loaded:
-        (planned,) = commands.plan_command(loaded, "distill")
-        commands.run_distill(planned)
+        studies = commands.plan_command(loaded, "distill")
+        (planned,) = studies
+        commands.run_distill(loaded, studies)
         return _to_checkpoint(planned.plan.distill.artifact)
 
 
@@ -199,8 +201,9 @@ def study(recipe: AnyRecipe, settings: Settings | None = None, *, data: Question
     with _loaded(recipe, settings, data) as loaded:
         if loaded.sweep:
             raise UserError(f"{loaded.name}: is a sweep of several studies; call study for each, with its settings")
-        (planned,) = commands.plan_command(loaded, "study")
-        commands.run_study(loaded, [planned])
+        studies = commands.plan_command(loaded, "study")
+        (planned,) = studies
+        commands.run_study(loaded, studies)
         plan = planned.plan
         evaluations = read_evaluations(loaded, plan)
         return StudyResult(
@@ -223,8 +226,7 @@ def _loaded(recipe: AnyRecipe, settings: Settings | None, data: Questions | None
 
 def _run_evaluate(recipe: Recipe) -> Evaluation:
     """The evaluation of the checkpoint, or of the base model if there is none."""
-    (planned,) = commands.plan_command(recipe, "evaluate")
-    return commands.run_evaluate(planned)[-1]
+    return commands.run_evaluate(recipe, commands.plan_command(recipe, "evaluate"))[-1]
 
 
 def _to_checkpoint(artifact: Artifact) -> Checkpoint:

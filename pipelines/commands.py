@@ -47,11 +47,11 @@ from .terminal import (
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command.
+    """One command. Its functions take the recipe and its studies, of which there are several only for a sweep.
 
     Attributes:
         stages: all of its stages in the plan of one study, finished or not.
-        run: runs those that are not finished and shows the results.
+        run: runs those that are not finished and shows the results. Of `evaluate` it also takes the gate.
         only_reads: runs no stage; its stages are those whose results it reads.
         takes_sweeps: runs every study of a sweep; the others take one study.
         require: refuses to run while results of other commands are missing.
@@ -61,11 +61,7 @@ class Command:
     run: Callable[..., object]
     only_reads: bool = False
     takes_sweeps: bool = False
-    require: Callable[..., None] = lambda *_: None
-
-    def arguments(self, recipe: Recipe, studies: Sequence[PlannedStudy]) -> tuple[Any, ...]:
-        """What `run` and `require` take: the only study, or of a command that takes sweeps the recipe and all."""
-        return (recipe, studies) if self.takes_sweeps else tuple(studies)
+    require: Callable[[Recipe, Sequence[PlannedStudy]], None] = lambda *_: None
 
 
 def plan_command(recipe: Recipe, command: str) -> list[PlannedStudy]:
@@ -111,7 +107,9 @@ def _report_unless_shown(recipe: Recipe, plan: Plan) -> None:
         _report(recipe, plan)
 
 
-def run_evaluate(planned: PlannedStudy, *, gate: Gate | None = None, baseline: str | None = None) -> list[Evaluation]:
+def run_evaluate(
+    recipe: Recipe, studies: Sequence[PlannedStudy], *, gate: Gate | None = None, baseline: str | None = None
+) -> list[Evaluation]:
     """Measure the base model's curve and, once there is a checkpoint, the distilled one's; also write `evaluation/`.
 
     Args:
@@ -121,7 +119,8 @@ def run_evaluate(planned: PlannedStudy, *, gate: Gate | None = None, baseline: s
     Raises:
         GateError: if the data show that a limit is exceeded, or hardly any answer is correct.
     """
-    recipe, plan = planned.recipe, planned.plan
+    (planned,) = studies
+    plan = planned.plan
     if plan.other_tasks:
         names = ", ".join(plan.other_tasks)
         print(f"evaluation.also_evaluate: {names}: evaluated by `study`, not by `evaluate`", flush=True)
@@ -148,16 +147,17 @@ def run_evaluate(planned: PlannedStudy, *, gate: Gate | None = None, baseline: s
     return list(evaluations.values())
 
 
-def run_analyze(planned: PlannedStudy) -> None:
+def run_analyze(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
     """Analyze why answers differ by position: of the base model and, once there is a checkpoint, the distilled one."""
+    (planned,) = studies
     _check(planned, "analyze")
-    with driver_lease(planned.recipe) as lease:
+    with driver_lease(recipe) as lease:
         _run(planned, "analyze", lease)
         analyses = read_analyses(planned.plan)
         write_analysis(planned.recipe, analyses)
     for model, analysis in analyses.items():
         print_analysis(model, analysis)
-    print_paths(analysis=f"{planned.recipe.storage}/analysis/index.html")
+    print_paths(analysis=f"{recipe.storage}/analysis/index.html")
 
 
 def _with_analysis(recipe: Recipe) -> Recipe:
@@ -175,29 +175,32 @@ def _with_analysis(recipe: Recipe) -> Recipe:
     return recipe.replace(study=study)
 
 
-def run_sample(planned: PlannedStudy) -> None:
+def run_sample(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
     """Make the samples, with what the teacher stores beside them."""
+    (planned,) = studies
     _check(planned, "sample")
-    with driver_lease(planned.recipe) as lease:
+    with driver_lease(recipe) as lease:
         _run(planned, "sample", lease)
 
 
-def run_distill(planned: PlannedStudy) -> None:
+def run_distill(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
     """Train the checkpoint from stored samples; in streamed mode, sample what is missing at the same time."""
+    (planned,) = studies
     _check(planned, "distill")
-    with driver_lease(planned.recipe) as lease:
-        _require_samples(planned)
+    with driver_lease(recipe) as lease:
+        _require_samples(recipe, studies)
         _run(planned, "distill", lease)
     print_paths(checkpoint=model_url(planned.plan.distill.artifact))
 
 
-def _require_samples(planned: PlannedStudy) -> None:
+def _require_samples(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
     """Reject `distill` in staged mode without finished samples.
 
     Only in streamed mode does it make the missing ones; staged runs may have a single GPU for both.
     """
-    if planned.recipe.runtime.mode == "staged":
-        _require_finished(planned.recipe, planned.plan, [planned.plan.first_sample])
+    (planned,) = studies
+    if recipe.runtime.mode == "staged":
+        _require_finished(recipe, planned.plan, [planned.plan.first_sample])
 
 
 def run_report(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:

@@ -56,7 +56,7 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
     if not spec.only_reads:
         for planned in studies:
             preflight(planned.recipe, planned.plan, spec.stages(planned.plan))
-    spec.require(*spec.arguments(recipe, studies))
+    spec.require(recipe, studies)
     # For a sweep, those of its first study that has any.
     data: list[CheckedData] = []
     work: list[str] = []

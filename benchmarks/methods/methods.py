@@ -51,12 +51,12 @@ def settings_of(table: Table, variant: Variant, seed: int, storage: str) -> list
 
 def run(recipe: Recipe, *, trains: bool) -> Run:
     """Run one seed of a variant; what is stored is not computed again."""
-    (planned,) = plan_command(recipe, "study" if trains else "evaluate")
+    studies = plan_command(recipe, "study" if trains else "evaluate")
     if trains:
-        run_study(recipe, [planned])
+        run_study(recipe, studies)
     else:
-        run_evaluate(planned)
-    plan = planned.plan
+        run_evaluate(recipe, studies)
+    plan = studies[0].plan
     evaluated = plan.evaluate_distilled if trains else plan.evaluate_base
     predictions = evaluated.artifact.read_table("predictions.parquet")
     grid = to_grid(predictions, recipe.study.data.documents)

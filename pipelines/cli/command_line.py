@@ -268,8 +268,7 @@ def _run_command(options: argparse.Namespace, recipe: Recipe, gate: dict[str, An
         # SIGTERM raises like Ctrl-C, so that `finally` blocks release the storage and remove unfinished files.
         with terminable(), _redirected_output(options):
             studies = commands.plan_command(recipe, options.command)
-            command = commands.COMMANDS[options.command]
-            command.run(*command.arguments(recipe, studies), **gate)
+            commands.COMMANDS[options.command].run(recipe, studies, **gate)
     except GateError as error:
         gate_error = error  # the results that the gate rejects are complete
     except Exception as error:

@@ -18,19 +18,19 @@ def run_study(recipe: Recipe) -> None:
 
 
 def run_evaluate(recipe: Recipe) -> list[Evaluation]:
-    return commands.run_evaluate(*commands.plan_command(recipe, "evaluate"))
+    return commands.run_evaluate(recipe, commands.plan_command(recipe, "evaluate"))
 
 
 def run_analyze(recipe: Recipe) -> None:
-    commands.run_analyze(*commands.plan_command(recipe, "analyze"))
+    commands.run_analyze(recipe, commands.plan_command(recipe, "analyze"))
 
 
 def run_sample(recipe: Recipe) -> None:
-    commands.run_sample(*commands.plan_command(recipe, "sample"))
+    commands.run_sample(recipe, commands.plan_command(recipe, "sample"))
 
 
 def run_distill(recipe: Recipe) -> None:
-    commands.run_distill(*commands.plan_command(recipe, "distill"))
+    commands.run_distill(recipe, commands.plan_command(recipe, "distill"))
 
 
 def replace_command(monkeypatch: pytest.MonkeyPatch, name: str, run: Callable[..., object]) -> None:
