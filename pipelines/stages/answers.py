@@ -98,6 +98,7 @@ def predict(stage: Stage, study: Study, context: RunContext, file: str, count: i
     done = total - len(missing) * prompts_per_example + len(answered)
     if blocks:
         hint = context.executor.stalled_hint
+        correct, answers = _count_correct(predictions), len(predictions)
         # Before the bar: an executor connects at once, and a bar is shown only when there is something to show.
         results = context.executor.map(blocks, operators, label="evaluation")
         with closing(results), show_stage(stage.name, total, done=done, unit="prompt", hint=hint) as shown:
@@ -108,7 +109,9 @@ def predict(stage: Stage, study: Study, context: RunContext, file: str, count: i
                 if len(new_refused):
                     refused_parts.append(new_refused)
                 refused = pa.concat_tables([refused, new_refused])
-                shown.update(len(responses))
+                correct, answers = correct + _count_correct(new), answers + len(new)
+                # So that a wrong prompt or template is seen before all is answered.
+                shown.update(len(responses), f"correct {correct} of {answers} so far" if answers else "")
                 # After all is stored, so that no answer that was paid for is lost.
                 require_responses(responses.filter(pc.field("outcome") != "refused"))
                 _require_few_refused(refused, count, runtime.max_failed_fraction, refused_parts.url)
@@ -161,6 +164,10 @@ def _missing(examples: Input, file: str, count: int, finished: pa.Array) -> npt.
 
 def _ids(prompts: pa.Table) -> pa.Array:
     return prompts["example_id"].combine_chunks()
+
+
+def _count_correct(predictions: pa.Table) -> int:
+    return pc.sum(predictions["correct"]).as_py() or 0
 
 
 def _count_examples(prompts: pa.Table) -> int:
@@ -219,7 +226,7 @@ def count_answers(examples: int, answers: Answers) -> dict[str, int]:
     and unfinished_thoughts: see `count_thoughts`.
     """
     predictions = answers.predictions
-    correct = pc.sum(predictions["correct"]).as_py()
+    correct = _count_correct(predictions)
     counts = {"examples": examples}
     if len(answers.refused):
         counts["refused"] = _count_examples(answers.refused)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pipelines.cli import command_line
+from pipelines.progress_bar import StageProgress
 from pos2distill import hardware
 from pos2distill.config import ModelSection, Recipe
 from pos2distill.config.evaluation_recipe import evaluation_recipe
@@ -40,6 +41,26 @@ def evaluate(server: FakeServer, *words: str) -> int:
     named = ["evaluate", "--model", "tiny", "--data", "questions.jsonl", "--base-url", server.url]
     settings = ["data.prompt=plain", "data.documents=4", "runtime.endpoint.api_key_env=SERVER_KEY"]
     return command_line.main([*named, "--slots", "all", "--examples", "20", *settings, *words])
+
+
+def test_evaluate_shows_how_many_answers_are_correct_so_far(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    update = StageProgress.update
+
+    def record(self: StageProgress, count: int, note: str = "") -> None:
+        notes.append(note)
+        update(self, count, note)
+
+    monkeypatch.setattr(StageProgress, "update", record)
+    assert evaluate(server, "runtime.samplers.batch_size=16") == 0
+    counted = [tuple(map(int, re.findall(r"\d+", note))) for note in notes]
+    assert len(counted) > 1
+    assert [answers for _, answers in counted] == [16 * number for number in range(1, 6)]
+    # Correct where the gold document is the first of four.
+    assert [correct for correct, _ in counted] == [4 * number for number in range(1, 6)]
+    assert notes[0] == "correct 4 of 16 so far"
 
 
 @pytest.mark.parametrize(
