@@ -44,8 +44,9 @@ def set_ray_variables() -> None:
 
 def skip_expected_ray_messages() -> None:
     """Keep Ray 2.60 from printing what is not an error here. Ray reads the variable when it is imported."""
-    # Several pools of processes that mostly wait share a laptop's cores.
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "PYTHON worker processes have been started on node")
+    # Several pools of processes that mostly wait share a laptop's cores; and Ray Data ends its actors by `ray.kill`.
+    expected = r"PYTHON worker processes have been started on node|it was killed by .?ray\.kill"
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", expected)
 
 
 def use_ray_token() -> None:

@@ -55,7 +55,8 @@ def add_browsing(add_command: Callable[[str, str, str], argparse.ArgumentParser]
         "runs",
         metavar="RUN",
         nargs="+",
-        help="the storage of a run, a folder report-FINGERPRINT, or the output folder of lm-eval for exported tasks",
+        help="the storage of a run, one of its folders report-FINGERPRINT, evaluation-FINGERPRINT or "
+        "…-scores-FINGERPRINT, or the output folder of lm-eval for exported tasks",
     )
     export = add_command("export", "write the questions of a run as tasks of lm-evaluation-harness", _EXPORT)
     export.add_argument("run", metavar="RUN", help="the storage of a run, or one of its folders …-scores-FINGERPRINT")
@@ -205,7 +206,8 @@ def _runs(options: argparse.Namespace) -> None:
         what = run["model"] if run["method"] == "none" else run["method"]
         if run["inference"] != "none":
             what = f"{what} with {run['inference']}"
-        print(f"{run['report']}  {run['date'] or 'date unknown'}  {what} on {run['dataset']}: mean {mean}, GAP {gap}")
+        data = f"{run['dataset']}, {run['documents']} documents, {run['questions']} questions"
+        print(f"{run['report']}  {run['date'] or 'date unknown'}  {what} on {data}: mean {mean}, GAP {gap}")
 
 
 def _compare(options: argparse.Namespace) -> None:
@@ -251,12 +253,15 @@ def _export(options: argparse.Namespace) -> None:
     for group, tasks in export.groups.items():
         print(f"{options.folder}: group {group}, {len(tasks)} tasks")
     names = ",".join(export.groups)
-    folder, compared = shlex.quote(str(options.folder)), shlex.quote(export.compared_with)
+    folder = shlex.quote(str(options.folder))
     print(
         f"lm_eval --include_path {folder} --tasks {names} --model hf --model_args pretrained=MODEL --log_samples "
         f"--output_path answers"
     )
-    print(f"run.py compare {compared} answers")
+    if export.compared_with is None:
+        print("compare needs a report of this study alone: run `report` with its recipe, 'sweep={}' and its settings")
+    else:
+        print(f"run.py compare {shlex.quote(export.compared_with)} answers")
 
 
 def _push(options: argparse.Namespace) -> None:

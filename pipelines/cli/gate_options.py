@@ -33,8 +33,8 @@ def add_gate(command: argparse.ArgumentParser) -> None:
         gate.add_argument(option, type=_percentage_points, metavar="POINTS", help=text)
     gate.add_argument(
         "--baseline",
-        metavar="URL",
-        help="for --fail-if-drop-above: folder or URL of an earlier evaluation of the same questions",
+        metavar="RUN",
+        help="for --fail-if-drop-above: a run that answered the same questions, as `compare` takes it",
     )
 
 

@@ -35,6 +35,7 @@ def list_runs(folder: str) -> list[dict[str, Any]]:
         # The report of a sweep has no single curve; one of an earlier version may lack anything.
         if is_complete(content):
             summary = to_run_summary(path, content)
+            first = next(iter(summary.curves.values()))
             entry |= {
                 "fingerprint": summary.fingerprint,
                 "date": summary.date,
@@ -42,6 +43,8 @@ def list_runs(folder: str) -> list[dict[str, Any]]:
                 "inference": summary.inference,
                 "model": summary.model,
                 "dataset": summary.dataset,
+                "documents": first.documents,
+                "questions": first.examples,
                 "mean": [curve.mean for curve in summary.curves.values()],
                 "gap": [curve.gap for curve in summary.curves.values()],
                 "gap_ci95": [list(curve.gap_ci95) for curve in summary.curves.values()],
@@ -82,8 +85,8 @@ def compare_runs(runs: list[str]) -> dict[str, Any]:
     """Curves of models, and the difference of each to the first one.
 
     Args:
-        runs: storages with a report or results of `evaluate`, reports, or folders with lm-evaluation-harness's answers
-            to exported questions.
+        runs: storages with a report or results of `evaluate`, such folders, artifacts with answers that they show, or
+            folders with lm-evaluation-harness's answers to exported questions.
     Returns: `runs`, in order: report, name, path of the base model, method, positions, accuracy, interval, mean and GAP
     (with its interval, and corrected) of each run's last model; the base model of the first run comes before it.
     `differences`: one for each but the first, paired over so many `questions`, or null where prompts differ.

@@ -5,7 +5,7 @@ import sys
 import pyarrow as pa
 
 from pos2distill.config import Study
-from pos2distill.errors import UserError
+from pos2distill.errors import UserError, reword
 from pos2distill.evaluation.gate import Gate, check_gate
 from pos2distill.evaluation.result import Evaluation
 from pos2distill.evaluation.scores import Grid, GridMismatch, to_grid
@@ -13,24 +13,24 @@ from pos2distill.store.files import read_table
 from pos2distill.urls import open_url
 
 from ..stages.answers import PREDICTIONS, REFUSALS
+from .run_summaries import read_run_summary
 
 
 def read_baseline(url: str, study: Study) -> Grid:
-    """The predictions of another run: a file, or the folder of an evaluation's artifact that holds it.
+    """The predictions of another run: a file, the folder of an evaluation's artifact that holds it, or what `compare`
+    takes, of which they are the last model's.
 
     Raises:
         UserError: if there are none.
     """
-    path = url if url.endswith(".parquet") else f"{url.rstrip('/')}/{PREDICTIONS}"
+    path = _predictions_of(url)
     fs, file = open_url(path, "--baseline")
     refusals = f"{file.rpartition('/')[0]}/{REFUSALS}"
     try:
         refused = read_table(fs, refusals)["example_id"].to_pylist() if fs.exists(refusals) else ()
         return to_grid(read_table(fs, file), study.data.documents, refused)
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(
-            f"--baseline: {path}: no such file; expected the folder of an evaluation in a storage"
-        ) from None
+        raise UserError(f"--baseline: {path}: no such file; expected a run, or the folder of its answers") from None
     except (pa.ArrowException, KeyError):
         raise UserError(f"--baseline: {path}: no table of predictions of this version") from None
     except ValueError:
@@ -38,6 +38,21 @@ def read_baseline(url: str, study: Study) -> Grid:
             f"--baseline: {path}: holds no answers to prompts of {study.data.documents} documents; expected another "
             f"evaluation of the same questions"
         ) from None
+
+
+def _predictions_of(url: str) -> str:
+    if url.endswith(".parquet"):
+        return url
+    path = f"{url.rstrip('/')}/{PREDICTIONS}"
+    fs, file = open_url(path, "--baseline")
+    if fs.exists(file):
+        return path
+    try:
+        summary = read_run_summary(url)
+    except UserError as error:
+        reword(error, f"--baseline: {error}")
+        raise
+    return f"{summary.answers(list(summary.curves)[-1]).url}/{PREDICTIONS}"
 
 
 def check_evaluation(gate: Gate, study: Study, evaluation: Evaluation, baseline: Grid | None) -> None:

@@ -49,13 +49,14 @@ class Export:
 
     Attributes:
         groups: the names of the tasks by their group, one for each prompt length, the shortest first.
-        compared_with: what `compare` takes to compare other answers to these questions with the run's.
+        compared_with: what `compare` takes to compare other answers to these questions with the run's; None if no
+            report and no results of `evaluate` have them by themselves, as of a sweep.
         caveat: how the answers of another program will differ from the run's, which used a method; None if they will
             not.
     """
 
     groups: dict[str, list[str]]
-    compared_with: str
+    compared_with: str | None
     caveat: str | None
 
 
@@ -102,7 +103,7 @@ def export_tasks(run: str, folder: Path) -> Export:
     metrics = [{"metric": name, "aggregation": "mean", "weight_by_size": True} for name in ("accuracy", "f1")]
     for group, tasks in groups.items():
         _write_yaml(folder / f"{group}.yaml", {"group": group, "task": tasks, "aggregate_metric_list": metrics})
-    return Export(groups, summary_of(artifact) or run, _caveat(study))
+    return Export(groups, summary_of(artifact), _caveat(study))
 
 
 def _caveat(study: Study) -> str | None:

@@ -11,7 +11,7 @@ import pydantic
 from pos2distill.errors import UserError
 from pos2distill.evaluation.scores import Curve, Grid, to_grid
 from pos2distill.literal_paths import list_matching
-from pos2distill.store.artifacts import Artifact
+from pos2distill.store.artifacts import MANIFEST, Artifact
 from pos2distill.store.storage import RUN_FILE
 from pos2distill.urls import open_url, storage_errors
 
@@ -47,9 +47,13 @@ class RunSummary:
     artifacts: dict[str, str]
     bootstrap: dict[str, int]
 
+    def answers(self, model: str) -> Artifact:
+        """The answers of a model."""
+        return Artifact.in_folder(_parent(self.folder), self.artifacts[model])
+
     def read_grid(self, model: str) -> Grid:
         """The answers of a model, at the prompt length of its curve."""
-        artifact = Artifact.in_folder(_parent(self.folder), self.artifacts[model])
+        artifact = self.answers(model)
         refused = read_refused(artifact)["example_id"].to_pylist()
         return to_grid(read_predictions(artifact), self.curves[model].documents, refused)
 
@@ -94,7 +98,11 @@ def read_run_summary(run: str) -> RunSummary:
     with storage_errors(run, "RUN"):
         if not fs.exists(path):
             raise UserError(no_such_run(run))
+        if fs.isfile(path):
+            raise UserError(f"{run}: is a file; expected a run's storage, or one of its folders")
         storage = run.rstrip("/")
+        if fs.exists(f"{path}/{MANIFEST}"):
+            storage = _summary_with(run)
         for folder in (storage, f"{storage}/report", f"{storage}/{_EVALUATION}"):
             fs, path = open_url(folder, "RUN")
             if not fs.exists(f"{path}/summary.json"):
@@ -102,7 +110,8 @@ def read_run_summary(run: str) -> RunSummary:
             summary = _read_summary(fs, path)
             if "base" not in summary:
                 raise UserError(
-                    f"{run}: is the report of a sweep; expected that of one study (`report` with its settings)"
+                    f"{run}: is the report of a sweep; expected that of one study: run `report` with the recipe, "
+                    f"'sweep={{}}' and the study's settings"
                 )
             if not is_complete(summary):
                 command = _command(folder)
@@ -110,18 +119,37 @@ def read_run_summary(run: str) -> RunSummary:
                 raise UserError(f"{run}: is {kind} of an earlier version; make it again with `{command}`")
             return to_run_summary(folder, summary)
     raise UserError(
-        f"{run}: holds no report and no results of `evaluate`; expected a run's storage or a folder report-FINGERPRINT"
+        f"{run}: holds no report and no results of `evaluate`; expected a run's storage, or one of its folders "
+        f"report-FINGERPRINT, evaluation-FINGERPRINT and …-scores-FINGERPRINT"
     )
+
+
+def _summary_with(url: str) -> str:
+    """The folder of the summary that has the answers of an artifact.
+
+    Raises:
+        UserError: if there is none.
+    """
+    storage, _, folder = url.rstrip("/").rpartition("/")
+    found = summary_of(Artifact.in_folder(storage or ".", folder))
+    if found is None:
+        raise UserError(
+            f"{url}: is in no report and no results of `evaluate` by itself; run `report` with its settings first (of "
+            f"a study of a sweep, with 'sweep={{}}')"
+        )
+    return found
 
 
 def summary_of(artifact: Artifact) -> str | None:
     """The folder of the summary that an artifact with answers belongs to: a report, or results of `evaluate`."""
     fs, root = open_url(artifact.storage, "RUN")
-    for folder in ("report", _EVALUATION):
-        if fs.exists(f"{root}/{folder}/summary.json"):
-            summary = _read_summary(fs, f"{root}/{folder}")
+    for name in ("report", _EVALUATION):
+        # The newest first, then those that were kept of other settings.
+        for path in sorted(list_matching(fs, root, f"{name}*/summary.json"), key=len):
+            folder = _parent(path)
+            summary = _read_summary(fs, folder)
             if is_complete(summary) and artifact.folder in to_run_summary(folder, summary).artifacts.values():
-                return f"{artifact.storage}/{folder}"
+                return f"{artifact.storage}/{folder.rpartition('/')[2]}"
     return None
 
 

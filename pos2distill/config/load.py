@@ -42,6 +42,13 @@ def make_recipe(sections: Mapping[str, Any], overrides: Sequence[str] = (), *, s
 
 def _validate_with_other_tasks(raw_recipe: RawRecipe) -> Recipe:
     recipe = validate(raw_recipe)
+    for dotted in recipe.sweep:
+        # Of a swept section, single settings may be set for all studies.
+        if dotted in raw_recipe.overridden:
+            raise UserError(
+                f"command line: {dotted}: the recipe sweeps this setting; change its values (sweep.{dotted}=[…]), or "
+                f"add 'sweep={{}}' for one study"
+            )
     if not recipe.study.evaluation.also_evaluate:
         return recipe
     # In a second pass, because only a valid study says which other tasks it names.

@@ -98,7 +98,8 @@ def find_yaml(name_or_path: str, folder: Path, kind: str) -> Path:
     if os.path.isfile(path):
         return path
     if os.path.isdir(path):
-        raise UserError(f"{name_or_path}: is a folder, expected a {kind}, a file named *.yaml")
+        results = "; `inspect`, `compare` and `runs` take folders of results" if kind == "recipe" else ""
+        raise UserError(f"{name_or_path}: is a folder, expected a {kind}, a file named *.yaml{results}")
     if os.path.islink(path):
         raise UserError(f"{name_or_path}: is a broken symbolic link to {os.readlink(path)}")
     if "=" in name_or_path:

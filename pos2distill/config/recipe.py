@@ -16,7 +16,7 @@ class Recipe(Section):
     """A complete, named run."""
 
     name: _Name = Field(description="Name of the run, which becomes part of paths (runs/NAME).")
-    description: str = Field(description="What the run is for, in one line, for lists of recipes and for reports.")
+    description: str = Field("", description="What the run is for, in one line, for lists of recipes and for reports.")
     study: Study = Field(description="What defines the result.")
     runtime: Runtime = Field(Runtime(), description="Where and how the study runs.")
     sweep: dict[str, tuple[Any, ...]] = Field(
@@ -49,6 +49,8 @@ class Recipe(Section):
     @classmethod
     def _sweep_is_flat(cls, sweep: Any) -> Any:
         # Before pydantic's own checks, which would report a nested sweep only as a wrong type.
+        if sweep is None:
+            return {}
         if not isinstance(sweep, dict):
             return sweep
         for name, values in sweep.items():

@@ -83,13 +83,21 @@ def _documents(text: str) -> Iterator[Any]:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
         where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise _InvalidYaml(f"not valid YAML: {where}{error.problem or error.context}") from None
+        problem = error.problem or error.context
+        if error.problem_mark and _is_indented_by_tab(text, error.problem_mark.line):
+            problem = "indented with a tab; use spaces"
+        raise _InvalidYaml(f"not valid YAML: {where}{problem}") from None
     except yaml.YAMLError as error:
         raise _InvalidYaml(f"not valid YAML: {collapse_whitespace(error)}") from None
     except _InvalidYaml:
         raise
     except _CONVERSION_ERRORS as error:
         raise _InvalidYaml(f"not valid YAML: a value cannot be converted ({type(error).__name__})") from None
+
+
+def _is_indented_by_tab(text: str, line: int) -> bool:
+    lines = text.splitlines()
+    return line < len(lines) and lines[line].lstrip(" ").startswith("\t")
 
 
 def _check_depth(text: str) -> None:

@@ -23,7 +23,7 @@ from pos2distill.records import SCHEMA_VERSION
 from pos2distill.store.files import ROW_GROUP_SIZE, is_corrupt, read_table, write_json, write_table
 from pos2distill.urls import open_url, storage_errors
 
-_MANIFEST = "manifest.json"
+MANIFEST = "manifest.json"
 _SECONDS_FILE = "seconds.json"  # the seconds of runs that were stopped before they finished the artifact
 _SECONDS = pydantic.TypeAdapter(dict[str, float])
 
@@ -92,7 +92,7 @@ class Artifact:
         content = self._manifest_bytes()
         if content is None:
             return None
-        path = f"{self.path}/{_MANIFEST}"
+        path = f"{self.path}/{MANIFEST}"
         try:
             raw = json.loads(content)
             if raw.pop("schema_version") != SCHEMA_VERSION:
@@ -123,7 +123,7 @@ class Artifact:
         mount) that it does not exist, and what was finished would be made again.
         """
         try:
-            content: bytes = self.fs.cat_file(f"{self.path}/{_MANIFEST}")
+            content: bytes = self.fs.cat_file(f"{self.path}/{MANIFEST}")
         except (FileNotFoundError, NotADirectoryError):
             return None
         return content
@@ -134,7 +134,7 @@ class Artifact:
 
     def discard(self) -> None:
         """Remove the artifact, finished or not. The manifest first: what is left of a killed removal is unfinished."""
-        self.remove(_MANIFEST)
+        self.remove(MANIFEST)
         if self.fs.exists(self.path):
             remove(self.fs, self.path)
 
@@ -152,7 +152,7 @@ class Artifact:
         manifest = Manifest(
             self.fingerprint, dict(counts), _added(total, replaced.seconds if replaced else {}), dict(details or {})
         )
-        self.write_json(_MANIFEST, {"schema_version": SCHEMA_VERSION, **asdict(manifest)})
+        self.write_json(MANIFEST, {"schema_version": SCHEMA_VERSION, **asdict(manifest)})
         self.remove(_SECONDS_FILE)
         return manifest
 
@@ -288,7 +288,7 @@ def other_fingerprints(storage: str, name: str, known: Collection[str]) -> list[
     """Fingerprints of the finished artifacts of this name in the storage, except the known ones."""
     fs, path = open_url(storage, "runtime.storage")
     others = []
-    for manifest_path in list_matching(fs, path, f"{name}-*/{_MANIFEST}"):
+    for manifest_path in list_matching(fs, path, f"{name}-*/{MANIFEST}"):
         folder = manifest_path.rsplit("/", 2)[-2]
         found = folder.removeprefix(f"{name}-")
         if found not in known:

@@ -34,6 +34,21 @@ def test_load_recipe_suggests_a_sweep_over_valid_values_only(
     assert ("sweep" in str(caught.value)) is suggests_sweep
 
 
+@pytest.mark.parametrize("swept", ["training.learning_rate=1e-3", "seed=5"])
+def test_load_recipe_rejects_a_value_for_a_setting_that_is_swept(load: Callable[..., Recipe], swept: str) -> None:
+    """It would have no effect."""
+    sweep = "sweep={training.learning_rate: [1e-4, 2e-4], seed: [0, 1]}"
+    with pytest.raises(UserError) as caught:
+        load(sweep, swept)
+    name = swept.partition("=")[0]
+    assert str(caught.value) == (
+        f"command line: {name}: the recipe sweeps this setting; change its values (sweep.{name}=[…]), or add "
+        f"'sweep={{}}' for one study"
+    )
+    for off in ("sweep={}", "sweep=null"):
+        assert not load(sweep, off, swept).sweep
+
+
 def test_sweep_cells_are_every_combination(load: Callable[..., Recipe]) -> None:
     recipe = load("sweep={method.name: [r1, sft], seed: [0, 1]}", "method.k=2")
     cells = sweep_cells(recipe)

@@ -31,6 +31,8 @@ CHAIN = "b0: &b0 {x: 1}\n" + "".join(f"b{index}: &b{index} {{x: *b{index - 1}}}\
         ("a: [1", "not valid YAML: line 2: did not find expected"),
         ("a: !!python/object:os.system x", "not valid YAML: line 1: could not determine a constructor"),
         ("a: \0", "not valid YAML: unacceptable character"),
+        ("a:\n\tb: 1", "not valid YAML: line 2: indented with a tab; use spaces"),
+        ("a:\n  b: 1\n \tc: 1", "not valid YAML: line 3: indented with a tab; use spaces"),
         ("a: 2024-13-45", "not valid YAML: a value cannot be converted"),
         *((f"a:\n- {value}", "line 2: a number of more than 1000 char") for value in ("9" * 5000, f"0x{'f' * 5000}")),
         *((f"a: !!{tag} x", "not valid YAML: a value cannot be") for tag in ("int", "float", "bool", "timestamp")),

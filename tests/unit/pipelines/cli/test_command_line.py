@@ -470,10 +470,10 @@ def test_dry_run_rejects_json(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "message"),
     [
         (["--fail-if-drop-above=5"], "--fail-if-drop-above and --baseline: expected both or none"),
-        (["--fail-if-drop-above=5", "--baseline=/nope"], "--baseline: /nope/predictions.parquet: no such file"),
+        (["--fail-if-drop-above=5", "--baseline=/nope"], "--baseline: /nope: no such folder"),
         (
             ["--fail-if-drop-above=5", "--baseline=examples/own_data/questions.jsonl"],
-            "--baseline: examples/own_data/questions.jsonl/predictions.parquet: no such file; expected the folder of",
+            "--baseline: examples/own_data/questions.jsonl: is a file; expected a run's storage, or one of its folders",
         ),
     ],
 )

@@ -155,6 +155,16 @@ def test_drop_against_a_baseline(
     assert capsys.readouterr().out.endswith("gate passed: drop of the mean 11.7 is not above 15\n")
 
 
+def test_baseline_may_be_a_run(
+    evaluate: Callable[..., int], baseline: Artifact, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a run, and of the folder that `evaluate` prints, it is the last model's: here this checkpoint itself."""
+    evaluate()
+    for run in (baseline.storage, f"{baseline.storage}/evaluation"):
+        assert evaluate("--fail-if-drop-above", "2", "--baseline", run) == 0
+        assert capsys.readouterr().out.endswith("gate passed: drop of the mean 0.0 is not above 2\n")
+
+
 def test_baseline_that_cannot_be_compared(
     evaluate: Callable[..., int], baseline: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,7 +177,11 @@ def test_baseline_that_cannot_be_compared(
     longer.mkdir()
     pq.write_table(predictions(9, [[1, 0]]), longer / "predictions.parquet")
     for url, message in [
-        (missing, f"{missing}/predictions.parquet: no such file; expected the folder of an evaluation in a storage"),
+        (missing, f"{missing}: no such folder"),
+        (
+            f"{missing}.parquet",
+            f"{missing}.parquet: no such file; expected a run, or the folder of its answers",
+        ),
         (tmp_path / "text.parquet", f"{tmp_path}/text.parquet: no table of predictions of this version"),
         (tmp_path / "table.parquet", f"{tmp_path}/table.parquet: no table of predictions of this version"),
         (

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from pipelines.cli import command_line
+from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from tests.support.commands import Command, run_evaluate
@@ -87,6 +88,28 @@ def test_export_warns_of_methods_that_lm_eval_does_not_have(
     method = inference[0]
     assert capsys.readouterr().err.splitlines()[0].endswith(f": {method}")
     assert f"warning: {warning}" in printed.err if warning else "warning" not in printed.err
+
+
+def test_export_names_what_compare_takes(recipe: Recipe, command: Command, tmp_path: Path) -> None:
+    storage = shutil.copytree(recipe.storage, tmp_path / "storage")
+    answers = storage / make_plan(recipe).evaluate_distilled.artifact.folder
+    lines = command("export", str(answers), str(tmp_path / "tasks"))
+    assert lines[-1] == f"run.py compare {storage}/report answers"
+    assert command("compare", str(answers)) == command("compare", f"{storage}/report")
+    # As the folder of results that were kept, and as in a sweep, whose report has no single study.
+    (storage / "report").rename(storage / "report-0123")
+    assert (
+        command("export", str(answers), str(tmp_path / "more"))[-1] == f"run.py compare {storage}/report-0123 answers"
+    )
+    for report in storage.glob("report*"):
+        shutil.rmtree(report)
+    assert command("export", str(answers), str(tmp_path / "last"))[-1] == (
+        "compare needs a report of this study alone: run `report` with its recipe, 'sweep={}' and its settings"
+    )
+    assert command("compare", str(answers), code=2) == [
+        f"error: {answers}: is in no report and no results of `evaluate` by itself; run `report` with its settings "
+        f"first (of a study of a sweep, with 'sweep={{}}')"
+    ]
 
 
 def test_export_writes_a_group_for_each_prompt_length(recipe: Recipe, command: Command, tmp_path: Path) -> None:

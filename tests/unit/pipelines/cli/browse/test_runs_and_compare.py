@@ -29,7 +29,7 @@ def test_runs_and_compare(recipe: Recipe, command: Command) -> None:
     assert (run["method"], run["dataset"]) == ("r1", "data.jsonl")
     (line,) = command("runs", recipe.storage)
     assert line.startswith(f"{recipe.storage}/report  20")
-    assert " r1 on data.jsonl: mean " in line
+    assert " r1 on data.jsonl, 4 documents, 4 questions: mean " in line
     summary = json.loads((Path(recipe.storage) / "report" / "summary.json").read_text())
     curves = [summary[model] for model in ("base", "distilled")]
     for name in ("gap", "gap_ci95", "gap_corrected"):
@@ -53,10 +53,10 @@ def test_runs_and_compare_print_gaps_with_interval_and_corrected(
     gaps: dict[str, list[Any]] = {"gap": [0.35, 0.1], "gap_ci95": [[0.25, 0.45], [1e-6, 0.2]]}
     gaps["gap_corrected"] = [0.33, -0.01]
     run = {"report": "r", "name": "n", "date": "d", "method": "r1", "dataset": "jsonl", "mean": [0.5, 0.75]}
-    run["inference"] = "none"
+    run |= {"inference": "none", "documents": 20, "questions": 100}
     monkeypatch.setattr(comparison, "list_runs", lambda folder: [run | gaps])
     before, after = "0.350 [0.250, 0.450], corrected 0.330", "0.100 [above 0, 0.200], corrected -0.010"
-    assert command("runs") == [f"r  d  r1 on jsonl: mean 0.500 to 0.750, GAP {before}; after {after}"]
+    assert command("runs") == [f"r  d  r1 on jsonl, 20 documents, 100 questions: mean 0.500 to 0.750, GAP {before}; after {after}"]
     entry = {"report": "r", "model": "distilled", "method": "r1", "documents": 3, "questions": 9}
     entry |= {"positions": ["1"], "accuracy": [0.5], "mean": 0.5}
     entries = [entry | {name: values[number] for name, values in gaps.items()} for number in (0, 1)]
@@ -110,8 +110,8 @@ def test_a_run_that_is_empty_or_may_not_be_read_is_rejected(
 
 def test_compare_without_a_report_is_rejected(tmp_path: Path, command: Command) -> None:
     assert command("compare", str(tmp_path), code=2) == [
-        f"error: {tmp_path}: holds no report and no results of `evaluate`; expected a run's storage or a folder "
-        f"report-FINGERPRINT"
+        f"error: {tmp_path}: holds no report and no results of `evaluate`; expected a run's storage, or one of its "
+        f"folders report-FINGERPRINT, evaluation-FINGERPRINT and …-scores-FINGERPRINT"
     ]
 
 
@@ -124,7 +124,7 @@ def test_runs_lists_evaluated_models(evaluated: Path, recipe: Recipe, command: C
     assert (one["mean"], one["gap"]) == (study["mean"][:1], study["gap"][:1])
     (line,) = command("runs", str(evaluated / "one"))
     assert line.startswith(f"{evaluated}/one/evaluation  20")
-    assert f" {recipe.study.model.path} on data.jsonl: mean {one['mean'][0]:.3f}, GAP " in line
+    assert f" {recipe.study.model.path} on data.jsonl, 4 documents, 4 questions: mean {one['mean'][0]:.3f}, GAP " in line
 
 
 def test_runs_lists_a_reported_run_once(recipe: Recipe, command: Command, tmp_path: Path) -> None:
@@ -212,7 +212,10 @@ def test_reports_and_artifacts_of_earlier_versions(recipe: Recipe, command: Comm
         "    method.name=sft, 2 seeds: mean 0.500 to 0.750, GAP 0.250 to 0.125, corrected 0.125 to 0.000",
     ]
     (line,) = command("compare", str(storage), code=2)
-    assert line.endswith(": is the report of a sweep; expected that of one study (`report` with its settings)")
+    assert line.endswith(
+        ": is the report of a sweep; expected that of one study: run `report` with the recipe, 'sweep={}' and the "
+        "study's settings"
+    )
     (storage / "report" / "summary.json").write_text(json.dumps({**sweep, "estimates": [{"label": "x"}]}))
     assert command("runs", str(storage), code=2) == [
         f"error: {storage}/report/summary.json: corrupt; make it again with `report`"
