@@ -158,10 +158,7 @@ def check_executor(stage: Stage, executor: str) -> None:
 
 def resumed_spec(spec: ProgressSpec, checkpoint: Artifact) -> ProgressSpec:
     """The progress of a run that continues from a checkpoint; its steps are logged up to that."""
-    # A run that saves its first checkpoint writes the first steps.
-    if not checkpoint.fs.exists(f"{checkpoint.path}/{STEPS_FOLDER}"):
-        return spec
-    steps = read_steps(checkpoint)
+    steps = read_logged_steps(checkpoint)
     if not steps:
         return spec
     last = steps[-1]
@@ -216,6 +213,12 @@ def _job(stage: Stage, context: RunContext, samples: Stage) -> TrainingJob:
 def has_adapter(checkpoint: Artifact) -> bool:
     """Whether a checkpoint has adapters (`training.lora`), which are stored by themselves too."""
     return bool(checkpoint.fs.exists(f"{checkpoint.path}/{ADAPTER_FOLDER}/adapter_config.json"))
+
+
+def read_logged_steps(checkpoint: Artifact) -> list[dict[str, Any]]:
+    """The step records of training that may not have begun, up to its last checkpoint; in order."""
+    # A run that saves its first checkpoint writes the first steps.
+    return read_steps(checkpoint) if checkpoint.fs.exists(f"{checkpoint.path}/{STEPS_FOLDER}") else []
 
 
 def read_steps(checkpoint: Artifact) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from pipelines.cli import command_line
 from pipelines.cli.browse import BROWSING
 from pipelines.cli.help_texts import COMMAND_HELP
 from pipelines.plan import make_plan
+from pipelines.stages.answers import prediction_parts, read_predictions
 from pipelines.terminal import summarize_manifest
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
@@ -22,7 +23,7 @@ from pos2distill.config.read import RECIPES, recipe_names
 from pos2distill.config.sweep import sweep_cells
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.storage import claim_storage
-from tests.support.commands import replace_command
+from tests.support.commands import replace_command, run_study
 from tests.support.paths import PROJECT
 
 Make = Callable[..., Recipe]
@@ -244,6 +245,26 @@ def test_dry_run_counts_the_prompts_of_measurements(
         "sample: until 8 answers are kept, from at most 8 questions, seed=0",
         "distill: at most 1 step of at most 32 rows, seed=0",
         "evaluate distilled: 16 prompts (4 questions), seed=0",
+    ]
+
+
+def test_dry_run_counts_what_an_interrupted_run_has_stored(
+    make_recipe: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe(runtime={"executor": "local"})
+    run_study(recipe)
+    plan = make_plan(recipe)
+    answers = read_predictions(plan.evaluate_base.artifact)
+    prediction_parts(plan.evaluate_base.artifact).append(answers.slice(0, 5))
+    for stage in (plan.evaluate_base, plan.first_sample, plan.distill):
+        stage.artifact.remove("manifest.json")
+    capsys.readouterr()
+    assert command_line.main(["study", str(tmp_path / "recipe.yaml"), "runtime.executor=local", "--dry-run"]) == 0
+    assert re.findall("^# work      (.*)$", capsys.readouterr().out, re.M) == [
+        "evaluate base: 16 prompts (4 questions); 5 answered so far",
+        "sample: until 8 answers are kept, from at most 8 questions; 8 kept so far",
+        "distill: at most 1 step of at most 32 rows; 1 done so far",
+        "evaluate distilled: 16 prompts (4 questions)",  # of a checkpoint that is made again
     ]
 
 

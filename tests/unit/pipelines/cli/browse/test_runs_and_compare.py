@@ -52,11 +52,20 @@ def test_runs_and_compare_print_gaps_with_interval_and_corrected(
 ) -> None:
     gaps: dict[str, list[Any]] = {"gap": [0.35, 0.1], "gap_ci95": [[0.25, 0.45], [1e-6, 0.2]]}
     gaps["gap_corrected"] = [0.33, -0.01]
-    run = {"report": "r", "name": "n", "date": "d", "method": "r1", "dataset": "jsonl", "mean": [0.5, 0.75]}
+    run: dict[str, Any] = {
+        "report": "r",
+        "name": "n",
+        "date": "d",
+        "method": "r1",
+        "dataset": "jsonl",
+        "mean": [0.5, 0.75],
+    }
     run |= {"inference": "none", "documents": 20, "questions": 100}
     monkeypatch.setattr(comparison, "list_runs", lambda folder: [run | gaps])
     before, after = "0.350 [0.250, 0.450], corrected 0.330", "0.100 [above 0, 0.200], corrected -0.010"
-    assert command("runs") == [f"r  d  r1 on jsonl, 20 documents, 100 questions: mean 0.500 to 0.750, GAP {before}; after {after}"]
+    assert command("runs") == [
+        f"r  d  r1 on jsonl, 20 documents, 100 questions: mean 0.500 to 0.750, GAP {before}; after {after}"
+    ]
     entry = {"report": "r", "model": "distilled", "method": "r1", "documents": 3, "questions": 9}
     entry |= {"positions": ["1"], "accuracy": [0.5], "mean": 0.5}
     entries = [entry | {name: values[number] for name, values in gaps.items()} for number in (0, 1)]
@@ -124,7 +133,9 @@ def test_runs_lists_evaluated_models(evaluated: Path, recipe: Recipe, command: C
     assert (one["mean"], one["gap"]) == (study["mean"][:1], study["gap"][:1])
     (line,) = command("runs", str(evaluated / "one"))
     assert line.startswith(f"{evaluated}/one/evaluation  20")
-    assert f" {recipe.study.model.path} on data.jsonl, 4 documents, 4 questions: mean {one['mean'][0]:.3f}, GAP " in line
+    assert (
+        f" {recipe.study.model.path} on data.jsonl, 4 documents, 4 questions: mean {one['mean'][0]:.3f}, GAP " in line
+    )
 
 
 def test_runs_lists_a_reported_run_once(recipe: Recipe, command: Command, tmp_path: Path) -> None:
