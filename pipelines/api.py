@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from pos2distill.config import Recipe
-from pos2distill.errors import CorruptPart, UserError
+from pos2distill.errors import CorruptPart, TransientError, UserError
 from pos2distill.evaluation.charts import AFTER, BEFORE, curve_chart, loss_chart, to_png
 from pos2distill.evaluation.result import Evaluation, Picture
 from pos2distill.evaluation.scores import Curve
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # The columns of a sample without token ids and tensors.
+_ATTEMPTS = 3  # to read samples, of which some are corrupt
 _SAMPLE_COLUMNS = [
     "sample_id",
     "example_id",
@@ -172,15 +173,18 @@ def sample(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questio
         (planned,) = studies
         stage = planned.plan.first_sample
         store = SampleStore(stage.artifact)
-        while True:
+        for attempt in range(_ATTEMPTS):
             commands.run_sample(loaded, studies)
             index = store.index(sample_ids_of(stage))
             try:
                 # Not all candidates are sampled where fewer are enough.
                 table = store.load(index, np.flatnonzero(index.stored), _SAMPLE_COLUMNS)
-            except CorruptPart:
-                continue  # its samples are made again
+            except CorruptPart as error:
+                if attempt == _ATTEMPTS - 1:
+                    raise TransientError(str(error)) from None
+                continue  # the next attempt makes its samples again
             return Samples(stage.artifact.url, stage.output().manifest().counts, table)
+        raise AssertionError("the last attempt returns or raises")
 
 
 def distill(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questions | None = None) -> Checkpoint:
@@ -200,7 +204,10 @@ def study(recipe: AnyRecipe, settings: Settings | None = None, *, data: Question
     """
     with _loaded(recipe, settings, data) as loaded:
         if loaded.sweep:
-            raise UserError(f"{loaded.name}: is a sweep of several studies; call study for each, with its settings")
+            raise UserError(
+                f"{loaded.name}: is a sweep of several studies; call study for each, with {{'sweep': {{}}}} and its "
+                f"settings"
+            )
         studies = commands.plan_command(loaded, "study")
         (planned,) = studies
         commands.run_study(loaded, studies)

@@ -75,7 +75,8 @@ def plan_command(recipe: Recipe, command: str) -> list[PlannedStudy]:
     """
     if recipe.sweep and not COMMANDS[command].takes_sweeps:
         raise UserError(
-            f"{recipe.name}: is a sweep of several studies; this command takes one study (study and report take sweeps)"
+            f"{recipe.name}: is a sweep of several studies; this command takes one study (study and report take "
+            f"sweeps); add 'sweep={{}}' and its settings"
         )
     return _plan_studies(_with_analysis(recipe) if command == "analyze" else recipe)
 
@@ -323,6 +324,11 @@ def _require_finished(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> No
         artifact = stage.artifact
         if is_current(stage):
             continue
+        if artifact.is_finished:
+            raise UserError(
+                f"{recipe.storage}: stage `{stage.name}` was made from an earlier result, which has been made again; "
+                f"run `study`"
+            )
         others = _made_with_other_settings(recipe, plan, stage)
         hint = f"; the storage holds {', '.join(others)}, made with other settings" if others else ""
         command = "`study` first (or `sample`)" if stage is plan.first_sample else "`study` first"

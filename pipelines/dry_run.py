@@ -64,10 +64,11 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
         plan, stages = planned.plan, spec.stages(planned.plan)
         checked = [] if spec.only_reads else check_data(planned.recipe, plan, stages)
         data = data or checked
-        work = work or _work_lines(planned, stages, checked)
+        pending = [stage for stage in stages if is_pending(stage, plan, stages, planned.recipe.runtime)]
+        work = work or _work_lines(planned, pending, checked)
         lines.append(f"# study {plan.fingerprint}, storage {planned.recipe.storage}{format_settings(planned.settings)}")
         for stage in stages:
-            state = "to run" if is_pending(stage, plan, stages, planned.recipe.runtime) else "cached"
+            state = "to run" if stage in pending else "cached"
             lines.append(f"#   {state:<8}  {stage.name:<18}  {stage.artifact.url}")
     if command in ("study", "report"):
         # `report` always writes the page again, and a sweep does.
@@ -77,13 +78,12 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
     return "\n".join(lines + work + _data_lines(data, full=full))
 
 
-def _work_lines(planned: PlannedStudy, stages: Sequence[Stage], data: Sequence[CheckedData]) -> list[str]:
+def _work_lines(planned: PlannedStudy, pending: Sequence[Stage], data: Sequence[CheckedData]) -> list[str]:
     """What the stages of one study that are still to run have to do."""
     counts = {of_task.examples.url: of_task.counts for of_task in data}
     lines = []
-    for stage in stages:
-        is_to_run = is_pending(stage, planned.plan, stages, planned.recipe.runtime)
-        work = expected_work(stage, counts) if is_to_run else ""
+    for stage in pending:
+        work = expected_work(stage, counts)
         if work:
             lines.append(f"# work      {stage.name}: {work}{format_settings(planned.settings)}")
     return lines

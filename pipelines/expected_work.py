@@ -3,8 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 
-from pos2distill.errors import UserError
-from pos2distill.store.samples import SampleStore
+from pos2distill.store.samples import SampleStore, UnreadablePartError
 from pos2distill.tasks.permutations import candidate_placements
 
 from .artifact_names import BASE_SCORES, CHECKPOINT, DISTILLED_SCORES, ROPE_SCALES, SAMPLES, SLOT_SCORES
@@ -83,7 +82,7 @@ def _kept(stage: Stage) -> str:
         return ""
     try:
         tally = SampleStore(stage.artifact, read_only=True).read_tally(sample_ids_of(stage))
-    except UserError:  # a part is corrupt
+    except UnreadablePartError:
         return ""
     return _stored(tally.outcomes["kept"], "kept")
 

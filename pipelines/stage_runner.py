@@ -21,7 +21,7 @@ from .executors.leased import LeasedExecutor
 from .pending import is_pending
 from .plan import Plan
 from .provenance import Provenance, record_provenance
-from .stages.made_from import changed_input, record_inputs, reject_changed_input
+from .stages.made_from import RECORD, changed_input, record_inputs, reject_changed_input
 from .stages.stage import RunContext, Stage
 from .terminal import summarize_manifest
 
@@ -83,7 +83,7 @@ def _discard_of_changed_input(stage: Stage) -> None:
     changed = changed_input(stage)
     if changed is not None:
         print(f"{stage.name:<18}  made again, as {changed.artifact.folder} was", flush=True)
-        stage.artifact.discard()
+        stage.artifact.discard(last=RECORD)
 
 
 def _check_finished(stage: Stage) -> None:

@@ -55,8 +55,8 @@ def add_browsing(add_command: Callable[[str, str, str], argparse.ArgumentParser]
         "runs",
         metavar="RUN",
         nargs="+",
-        help="the storage of a run, one of its folders report-FINGERPRINT, evaluation-FINGERPRINT or "
-        "…-scores-FINGERPRINT, or the output folder of lm-eval for exported tasks",
+        help="the storage of a run, one of its folders report-FINGERPRINT, evaluation-FINGERPRINT, "
+        "base-scores-FINGERPRINT or distilled-scores-FINGERPRINT, or the output folder of lm-eval for exported tasks",
     )
     export = add_command("export", "write the questions of a run as tasks of lm-evaluation-harness", _EXPORT)
     export.add_argument("run", metavar="RUN", help="the storage of a run, or one of its folders …-scores-FINGERPRINT")

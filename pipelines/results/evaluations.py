@@ -12,6 +12,7 @@ from pos2distill.store.checkpoint_layout import model_url
 from ..plan import Plan
 from ..scaled_config import SCALED_CONFIG_FOLDER, scaled_config_files
 from ..stages.answers import read_predictions, read_refused
+from ..stages.made_from import is_current
 from ..stages.resolve import resolve_auto_settings
 from ..stages.stage import Stage
 from .folders import write_folder
@@ -78,8 +79,7 @@ def _settings(plan: Plan) -> dict[str, Any]:
 def read_evaluations(recipe: Recipe, plan: Plan) -> dict[str, Evaluation]:
     """The finished evaluation of the base model and, if there is one, of the distilled one: `base` and `distilled`."""
     stages = {"base": plan.evaluate_base, "distilled": plan.evaluate_distilled}
-    finished = {name: stage for name, stage in stages.items() if stage.artifact.is_finished}
-    return {name: _read(recipe, plan, stage) for name, stage in finished.items()}
+    return {name: _read(recipe, plan, stage) for name, stage in stages.items() if is_current(stage)}
 
 
 def _read(recipe: Recipe, plan: Plan, stage: Stage) -> Evaluation:

@@ -17,11 +17,16 @@ from .artifact_lookup import open_artifact
 
 _TOKEN = "set HF_TOKEN, or log in with `hf auth login`"
 # Weights of an earlier model that has more files: an index that is left makes vLLM 0.32 load those that it names.
+# By their exact names, since `*` would match folders too.
 _WEIGHTS = (
-    "model*.safetensors",
+    "model.safetensors",
+    "model-?????-of-?????.safetensors",
     "model.safetensors.index.json",
-    "consolidated*.safetensors",
-    "pytorch_model*.bin",
+    "consolidated.safetensors",
+    "consolidated-?????-of-?????.safetensors",
+    "consolidated.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model-?????-of-?????.bin",
     "pytorch_model.bin.index.json",
 )
 

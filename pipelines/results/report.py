@@ -34,6 +34,7 @@ from ..stages.analyze import ANALYSIS, read_analysis
 from ..stages.answers import read_predictions
 from ..stages.distill import has_adapter, read_steps
 from ..stages.evaluate import eval_specs
+from ..stages.made_from import is_current
 from ..stages.prepare import EVALUATION, read_locations, read_prepared
 from ..stages.resolve import resolve_auto_settings
 from ..stages.stage import Stage
@@ -88,7 +89,7 @@ def read_analyses(plan: Plan) -> dict[str, dict[str, Any]]:
     """The finished analyses by model, that of the base model first. Each with its fingerprint."""
     analyses = {}
     for model, stage in (("base", plan.analyze_base), ("distilled", plan.analyze_distilled)):
-        if stage is not None and stage.artifact.is_finished:
+        if stage is not None and is_current(stage):
             analyses[model] = {**read_analysis(stage), "fingerprint": stage.fingerprint}
     return analyses
 
@@ -135,6 +136,8 @@ def _shown_slots(study: Study) -> Slots:
 
 def report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
     """What the report shows of the stages that are finished, which both evaluations and the checkpoint must be."""
+    # First: where another driver makes a result again meanwhile, the report counts as of the earlier one.
+    results_digest = _results_digest(plan)
     study = resolve_auto_settings(plan.study, plan.resolved)
     choice = None
     if "slot" in plan.resolved:
@@ -167,7 +170,7 @@ def report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
         checkpoint=model_url(plan.distill.artifact),
         base_model=study.model.path if is_hub_name(study.model.path) else None,
         license=read_license(study.model),
-        results_digest=_results_digest(plan),
+        results_digest=results_digest,
         artifacts={
             "base": plan.evaluate_base.artifact.folder,
             "distilled": plan.evaluate_distilled.artifact.folder,
@@ -230,7 +233,7 @@ def _steps(plan: Plan) -> list[dict[str, Any]]:
 
 def is_evaluated(task: TaskPlan) -> bool:
     """Whether the evaluations of both models on another task are finished."""
-    return all(stage.artifact.is_finished for stage in (task.evaluate_base, task.evaluate_distilled))
+    return is_current(task.evaluate_base) and is_current(task.evaluate_distilled)
 
 
 def _counts_and_seconds(stages: Sequence[Stage]) -> tuple[dict[str, dict[str, int]], dict[str, float]]:

@@ -1,11 +1,13 @@
 """What `summary.json` says of a finished run: the report of a study, or the results of `evaluate`."""
 
+import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import fsspec
+import numpy as np
 import pydantic
 
 from pos2distill.errors import UserError
@@ -15,6 +17,7 @@ from pos2distill.store.artifacts import MANIFEST, Artifact
 from pos2distill.store.storage import RUN_FILE
 from pos2distill.urls import open_url, storage_errors
 
+from ..artifact_names import BASE_SCORES, DISTILLED_SCORES
 from ..stages.answers import read_predictions, read_refused
 from .artifact_lookup import no_such_run, open_folder
 
@@ -52,10 +55,21 @@ class RunSummary:
         return Artifact.in_folder(_parent(self.folder), self.artifacts[model])
 
     def read_grid(self, model: str) -> Grid:
-        """The answers of a model, at the prompt length of its curve."""
+        """The answers of a model, at the prompt length of its curve.
+
+        Raises:
+            UserError: if these answers are not those of its curve.
+        """
         artifact = self.answers(model)
         refused = read_refused(artifact)["example_id"].to_pylist()
-        return to_grid(read_predictions(artifact), self.curves[model].documents, refused)
+        curve = self.curves[model]
+        grid = to_grid(read_predictions(artifact), curve.documents, refused)
+        if not np.allclose(grid.correct_ES.mean(0), curve.accuracy_by_slot):
+            raise UserError(
+                f"{self.folder}: shows earlier answers than those of {artifact.folder}, which have been made again "
+                f"since; run `{_command(self.folder)}` for this run again"
+            )
+        return grid
 
 
 _RUN_SUMMARY = pydantic.TypeAdapter(RunSummary)
@@ -101,8 +115,8 @@ def read_run_summary(run: str) -> RunSummary:
         if fs.isfile(path):
             raise UserError(f"{run}: is a file; expected a run's storage, or one of its folders")
         storage = run.rstrip("/")
-        if fs.exists(f"{path}/{MANIFEST}"):
-            storage = _summary_with(run)
+        if fs.exists(f"{path}/{MANIFEST}") and _artifact_at(run).name in (BASE_SCORES, DISTILLED_SCORES):
+            return _summary_with(_artifact_at(run))
         for folder in (storage, f"{storage}/report", f"{storage}/{_EVALUATION}"):
             fs, path = open_url(folder, "RUN")
             if not fs.exists(f"{path}/summary.json"):
@@ -120,36 +134,44 @@ def read_run_summary(run: str) -> RunSummary:
             return to_run_summary(folder, summary)
     raise UserError(
         f"{run}: holds no report and no results of `evaluate`; expected a run's storage, or one of its folders "
-        f"report-FINGERPRINT, evaluation-FINGERPRINT and …-scores-FINGERPRINT"
+        f"report-FINGERPRINT, evaluation-FINGERPRINT, base-scores-FINGERPRINT and distilled-scores-FINGERPRINT"
     )
 
 
-def _summary_with(url: str) -> str:
-    """The folder of the summary that has the answers of an artifact.
+def _artifact_at(url: str) -> Artifact:
+    storage, _, folder = url.rstrip("/").rpartition("/")
+    return Artifact.in_folder(storage or ".", folder)
+
+
+def _summary_with(answers: Artifact) -> RunSummary:
+    """The summary that shows these answers, with their curve alone.
 
     Raises:
         UserError: if there is none.
     """
-    storage, _, folder = url.rstrip("/").rpartition("/")
-    found = summary_of(Artifact.in_folder(storage or ".", folder))
-    if found is None:
+    folder = summary_of(answers)
+    if folder is None:
         raise UserError(
-            f"{url}: is in no report and no results of `evaluate` by itself; run `report` with its settings first (of "
-            f"a study of a sweep, with 'sweep={{}}')"
+            f"{answers.url}: is in no report and no results of `evaluate` by itself; run `report` with its settings "
+            f"first (of a study of a sweep, with 'sweep={{}}')"
         )
-    return found
+    fs, path = open_url(folder, "RUN")
+    summary = to_run_summary(folder, _read_summary(fs, path))
+    (model,) = (model for model, found in summary.artifacts.items() if found == answers.folder)
+    return replace(summary, curves={model: summary.curves[model]})
 
 
 def summary_of(artifact: Artifact) -> str | None:
     """The folder of the summary that an artifact with answers belongs to: a report, or results of `evaluate`."""
     fs, root = open_url(artifact.storage, "RUN")
     for name in ("report", _EVALUATION):
-        # The newest first, then those that were kept of other settings.
+        # The current one first, then those that were kept of other settings.
         for path in sorted(list_matching(fs, root, f"{name}*/summary.json"), key=len):
             folder = _parent(path)
-            summary = _read_summary(fs, folder)
-            if is_complete(summary) and artifact.folder in to_run_summary(folder, summary).artifacts.values():
-                return f"{artifact.storage}/{folder.rpartition('/')[2]}"
+            with contextlib.suppress(UserError):  # one that is corrupt shows nothing
+                summary = _read_summary(fs, folder)
+                if is_complete(summary) and artifact.folder in to_run_summary(folder, summary).artifacts.values():
+                    return f"{artifact.storage}/{folder.rpartition('/')[2]}"
     return None
 
 

@@ -101,7 +101,12 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     with context.executor.report_progress(spec) as coordinator:
         in_order = job.study.training.order == "fixed"
         stream = sample.sample_stream(
-            samples, context.runtime, coordinator, return_samples=True, preserve_order=in_order
+            samples,
+            context.runtime,
+            coordinator,
+            return_samples=True,
+            preserve_order=in_order,
+            complete=context.runtime.mode == "staged" and not streamed,
         )
         try:
             outcome, signal = interruptible(

@@ -97,7 +97,7 @@ def eval_specs(study: Study, curve: Input | None = None) -> list[PromptSpec]:
         slots = evaluation.slots if documents == study.data.documents else evaluation.other_slots
         spec = PromptSpec(documents, evaluated_placements(documents, hops, slots), orders=evaluation.distractor_orders)
         if curve is not None:
-            spec = replace(spec, slot_of_rank=_slot_of_rank(curve, documents))
+            spec = replace(spec, slot_of_rank=slot_of_rank(curve, documents))
         specs.append(spec)
     return specs
 
@@ -110,7 +110,8 @@ def reference_specs(study: Study) -> list[PromptSpec]:
     return [PromptSpec(0, dict.fromkeys(study.data.hops, (Placement(()),))), PromptSpec("gold", gold)]
 
 
-def _slot_of_rank(curve: Input, documents: int) -> tuple[int, ...]:
+def slot_of_rank(curve: Input, documents: int) -> tuple[int, ...]:
+    """The slot of each rank in prompts of so many documents, by a measured curve."""
     measured = curve.details("curve")["curve"]
     # With several hops, the first slot: the gold documents of this curve are next to each other.
     slots = [slot if isinstance(slot, int) else slot[0] for slot in measured["slots"]]

@@ -4,30 +4,36 @@ A fingerprint covers the inputs' fingerprints, not their bytes: a checkpoint tha
 same one, but other weights, and the answers of the first one are not its answers.
 """
 
+import json
 from typing import Any
 
 from pos2distill.errors import UserError
 
 from ..artifact_names import CHECKPOINT, SAMPLES
+from .evaluate import slot_of_rank
 from .stage import Input, Stage
 
-_FILE = "made_from.json"
+RECORD = "made_from.json"
 
-# What a stage takes from the manifest of an input, by the input's name. Other inputs (prepared examples) are the same
-# however often they are made, or are allowed to change: a corrupt part of the samples is sampled again.
-_TAKEN = {"slot": "slots", "scales": "scales", "curve": "curve", "checkpoint": "id", "student": "id"}
+# Inputs that are models: one that is trained again is another one. What is measured again (the slot, the scales, the
+# curve) is usually the same. Other inputs are the same however often they are made (prepared examples), or may change
+# (a corrupt part of the samples is sampled again).
+_MODELS = ("checkpoint", "student")
 
 # Made of GPU hours, so that only people delete them.
-_KEPT = (SAMPLES, CHECKPOINT)
+_NEVER_DISCARDED = (SAMPLES, CHECKPOINT)
 
 
 def record_inputs(stage: Stage) -> None:
     """Write down what an artifact is made from, before anything else is written to it."""
-    taken = {name: _value(name, each) for name, each in stage.inputs.items() if name in _TAKEN}
-    artifact = stage.artifact
-    if taken and not artifact.fs.exists(f"{artifact.path}/{_FILE}"):
+    artifact, taken = stage.artifact, {}
+    for name, each in stage.inputs.items():
+        value = _taken_from(stage, name, each)
+        if value is not None:
+            taken[name] = value
+    if taken and not artifact.fs.exists(f"{artifact.path}/{RECORD}"):
         artifact.fs.makedirs(artifact.path, exist_ok=True)
-        artifact.write_json(_FILE, taken)
+        artifact.write_json(RECORD, taken)
 
 
 def is_current(stage: Stage) -> bool:
@@ -40,19 +46,9 @@ def changed_input(stage: Stage) -> Input | None:
 
     An artifact without a record is taken to be made from what is there.
     """
-    if not any(name in _TAKEN for name in stage.inputs):
-        return None
-    artifact = stage.artifact
-    if not artifact.fs.exists(f"{artifact.path}/{_FILE}"):
-        return None
-    recorded = artifact.read_json(_FILE)
+    recorded = _read_record(stage)
     for name, each in stage.inputs.items():
-        # A model that is trained again is another one; what is measured again is usually the same.
-        if not each.artifact.is_finished:
-            is_other = _TAKEN.get(name) == "id"
-        else:
-            is_other = name in _TAKEN and recorded.get(name) != _value(name, each)
-        if is_other:
+        if name in recorded and _differs(stage, name, each, recorded[name]):
             return each
     return None
 
@@ -63,13 +59,49 @@ def reject_changed_input(stage: Stage) -> None:
     Raises:
         UserError: with what to delete.
     """
+    if stage.artifact.name not in _NEVER_DISCARDED:
+        return
     changed = changed_input(stage)
-    if changed is not None and stage.artifact.name in _KEPT:
+    if changed is not None:
         raise UserError(
             f"{stage.artifact.url}: made from an earlier {changed.artifact.folder}, which has been deleted or "
             f"replaced; delete this too, and run again to make it again"
         )
 
 
-def _value(name: str, each: Input) -> Any:
-    return each.details().get(_TAKEN[name])
+def _differs(stage: Stage, name: str, each: Input, recorded: Any) -> bool:
+    if not each.artifact.is_finished:
+        return name in _MODELS
+    return bool(recorded != _taken_from(stage, name, each))
+
+
+def _taken_from(stage: Stage, name: str, each: Input) -> Any:
+    """What the stage takes from an input that could be another one when it is made again; None for other inputs."""
+    if name in _MODELS:
+        return each.details().get("id")
+    if name == "slot":
+        return each.details("slots")["slots"]
+    if name == "scales":
+        return each.details("scales")["scales"]
+    if name == "curve":
+        return {str(documents): list(slot_of_rank(each, documents)) for documents in stage.study.prompt_lengths}
+    return None
+
+
+def _read_record(stage: Stage) -> dict[str, Any]:
+    """The record of an artifact; empty without one.
+
+    Raises:
+        UserError: if it is corrupt.
+    """
+    artifact = stage.artifact
+    path = f"{artifact.path}/{RECORD}"
+    if not artifact.fs.exists(path):
+        return {}
+    try:
+        record = json.loads(artifact.fs.cat_file(path))
+        if isinstance(record, dict):
+            return record
+    except (ValueError, RecursionError):
+        pass
+    raise UserError(f"{artifact.url}/{RECORD}: corrupt; delete this file and run again: all else is kept")

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pos2distill.config import ModelSection, PoolSection, Runtime, Study
 from pos2distill.config.method import Alignment
 from pos2distill.config.restrict import restrict
-from pos2distill.errors import TransientError, UserError
+from pos2distill.errors import MachineError, TransientError, UserError
 from pos2distill.records import sample_id_array
 from pos2distill.sampling.blocks import sampling_blocks
 from pos2distill.sampling.engines.protocol import SamplingParams
@@ -31,7 +31,7 @@ from pos2distill.sampling.operators import (
 )
 from pos2distill.sampling.prompting import PromptSpec, replace_with_teacher_prompts
 from pos2distill.store.artifacts import Artifact, Manifest
-from pos2distill.store.samples import SampleStore
+from pos2distill.store.samples import SampleStore, UnreadablePartError
 from pos2distill.store.selection import Selection
 
 from ..artifact_names import SAMPLES
@@ -147,17 +147,42 @@ def progress_spec(stage: Stage, context: RunContext, label: str, *, epochs: int 
 
 
 def sample_stream(
-    stage: Stage, runtime: Runtime, coordinator: Coordinator, *, return_samples: bool, preserve_order: bool = False
+    stage: Stage,
+    runtime: Runtime,
+    coordinator: Coordinator,
+    *,
+    return_samples: bool,
+    preserve_order: bool = False,
+    complete: bool = False,
 ) -> Stream:
     """The samples that the store lacks. Each block becomes one part of the store.
 
     Args:
         return_samples: return tables of `SAMPLE_SCHEMA`; else ids alone.
+        complete: the store must lack none, and its blocks raise otherwise.
     """
     operators = sampling_operators(stage, runtime, coordinator, return_samples=return_samples)
     # Called whenever workers start, because less is missing after a restart.
     blocks = functools.partial(missing_blocks, stage, runtime.samplers.batch_size)
+    if complete:
+        blocks = functools.partial(_require_none_missing, stage)
     return Stream(blocks, operators, preserve_order)
+
+
+def _require_none_missing(stage: Stage) -> list[pa.Table]:
+    """No blocks.
+
+    Raises:
+        MachineError: if samples are missing, as those of a part that training has found to be corrupt.
+    """
+    missing = len(_selection(stage, SampleStore(stage.artifact)).missing)
+    if missing:
+        # Not a TransientError: waiting for the storage does not help, but another try of a cluster's job does.
+        raise MachineError(
+            f"{stage.artifact.url}: {missing} samples are corrupt by now; run the same command again to make them "
+            f"again (runtime.mode=staged does not while it trains)"
+        )
+    return []
 
 
 def sampling_operators(
@@ -216,9 +241,11 @@ def _selection(stage: Stage, store: SampleStore) -> Selection:
 
 def lacks_samples(stage: Stage) -> bool:
     """Whether the store lacks samples that are needed, also of a finished stage. Only reads."""
+    if not stage.inputs["examples"].artifact.is_finished:
+        return False  # which samples there are is known only then
     try:
         known = _selection(stage, SampleStore(stage.artifact, read_only=True))
-    except UserError:  # a part is corrupt, and is moved where its samples are made again
+    except UnreadablePartError:  # it is moved where its samples are made again
         return True
     return len(known.missing) > 0
 

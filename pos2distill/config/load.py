@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from pos2distill.config.inference import InferenceSection
 from pos2distill.config.model import ModelSection
+from pos2distill.config.overrides import is_within
 from pos2distill.config.read import RECIPES, RawRecipe, find_yaml, read_recipe, to_raw_recipe
 from pos2distill.config.recipe import Recipe
 from pos2distill.config.study import Study
@@ -42,17 +43,36 @@ def make_recipe(sections: Mapping[str, Any], overrides: Sequence[str] = (), *, s
 
 def _validate_with_other_tasks(raw_recipe: RawRecipe) -> Recipe:
     recipe = validate(raw_recipe)
-    for dotted in recipe.sweep:
-        # Of a swept section, single settings may be set for all studies.
-        if dotted in raw_recipe.overridden:
-            raise UserError(
-                f"command line: {dotted}: the recipe sweeps this setting; change its values (sweep.{dotted}=[…]), or "
-                f"add 'sweep={{}}' for one study"
-            )
+    _reject_swept(recipe, raw_recipe)
     if not recipe.study.evaluation.also_evaluate:
         return recipe
     # In a second pass, because only a valid study says which other tasks it names.
     return validate(raw_recipe, _load_other_tasks(recipe.study, raw_recipe.source))
+
+
+def _reject_swept(recipe: Recipe, raw_recipe: RawRecipe) -> None:
+    """Reject a setting of the command line that has no effect, since every study of the sweep sets it.
+
+    Raises:
+        UserError: naming the setting.
+    """
+    for dotted in recipe.sweep:
+        for name in raw_recipe.overridden:
+            # A section around the swept setting may leave that out. In a swept section, other settings stay.
+            if is_within(dotted, name) and _has(raw_recipe.raw, dotted):
+                raise UserError(
+                    f"command line: {name}: the recipe sweeps {dotted}; change its values (sweep.{dotted}=[…]), or add "
+                    f"'sweep={{}}' for one study"
+                )
+
+
+def _has(raw: Any, dotted: str) -> bool:
+    """Whether raw sections hold a setting of this name."""
+    for name in dotted.split("."):
+        if not isinstance(raw, Mapping) or name not in raw:
+            return False
+        raw = raw[name]
+    return True
 
 
 def validate(raw_recipe: RawRecipe, other_tasks: Mapping[str, Study] | None = None) -> Recipe:

@@ -132,9 +132,17 @@ class Artifact:
         if self._manifest_bytes() is None and self.fs.exists(self.path):
             remove(self.fs, self.path)
 
-    def discard(self) -> None:
-        """Remove the artifact, finished or not. The manifest first: what is left of a killed removal is unfinished."""
+    def discard(self, *, last: str) -> None:
+        """Remove the artifact, finished or not. Its manifest first: what is left of a killed removal is unfinished.
+
+        Args:
+            last: the file that says what else is in the folder.
+        """
         self.remove(MANIFEST)
+        for path in self.fs.ls(self.path, detail=False) if self.fs.exists(self.path) else ():
+            name = path.rstrip("/").rpartition("/")[2]
+            if name != last:
+                self.remove(name)
         if self.fs.exists(self.path):
             remove(self.fs, self.path)
 
@@ -147,11 +155,11 @@ class Artifact:
             seconds: the seconds that this run took; those of earlier runs (`add_seconds`, and of a manifest that is
                 replaced) are added.
         """
-        replaced = self.manifest()
         total = self._with_earlier(seconds)
-        manifest = Manifest(
-            self.fingerprint, dict(counts), _added(total, replaced.seconds if replaced else {}), dict(details or {})
-        )
+        replaced = self.manifest()
+        if replaced is not None:
+            total = _added(total, replaced.seconds)
+        manifest = Manifest(self.fingerprint, dict(counts), total, dict(details or {}))
         self.write_json(MANIFEST, {"schema_version": SCHEMA_VERSION, **asdict(manifest)})
         self.remove(_SECONDS_FILE)
         return manifest

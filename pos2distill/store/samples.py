@@ -41,6 +41,10 @@ _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
 
 
+class UnreadablePartError(UserError):
+    """A part of a store that is only read is corrupt or missing. It stays where it is."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StoreIndex:
     """Which part holds each sample of a list of N ids.
@@ -83,7 +87,7 @@ class SampleStore:
     `ids` is always the list of all sample ids (`sample_ids`), each of them once. `indices` are indices into it.
 
     Args:
-        read_only: raise UserError for a part that is corrupt or missing, instead of moving it.
+        read_only: raise UnreadablePartError for a part that is corrupt or missing, instead of moving it.
     """
 
     def __init__(self, artifact: Artifact, *, read_only: bool = False) -> None:
@@ -242,7 +246,7 @@ class SampleStore:
 
         Raises:
             CorruptPart: if the part is corrupt, and now quarantined, or missing.
-            UserError: instead, if the store is read-only.
+            UnreadablePartError: instead, if the store is read-only.
         """
         path = f"{self.folder}/{name}"
         fs = self.artifact.fs
@@ -253,14 +257,14 @@ class SampleStore:
             data = fs.cat_file(path)
         except FileNotFoundError:
             if self.read_only:
-                raise UserError(f"{path}: not found any more; run the same command again") from None
+                raise UnreadablePartError(f"{path}: not found any more; run the same command again") from None
             raise CorruptPart(f"{path}: not found; its samples will be made again") from None
         try:
             return _parse(pa.BufferReader(data), name, SAMPLE_SCHEMA.names).select(columns)
         except _CORRUPTION_ERRORS as error:
             reason = str(error).partition("\n")[0]
             if self.read_only:
-                raise UserError(
+                raise UnreadablePartError(
                     f"{path}: corrupt ({reason}); a run that trains on its samples makes them again"
                 ) from None
             raise self._quarantine(name, reason) from None

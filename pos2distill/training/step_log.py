@@ -1,8 +1,7 @@
 """The log of training steps: to the progress display, the trackers and the checkpoint artifact."""
 
+import contextlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from pos2distill.errors import UserError, one_line
@@ -42,8 +41,10 @@ class StepLog:
         self.lines.append(json.dumps(record.as_dict()))
         self.session.count_step(round(record.fraction * self.samples), record.step + 1, record.loss)
         for tracker in list(self.trackers):
-            with self._dropped_on_error(tracker):
+            try:
                 tracker.log(record)
+            except Exception as error:  # whatever its library raises, once it has tried again by itself
+                self._drop(tracker, error)
 
     def flush(self) -> None:
         """Write the steps since the last call, in a file named after the first of them."""
@@ -57,25 +58,24 @@ class StepLog:
 
     def close(self) -> None:
         """Close the trackers."""
-        for tracker in list(self.trackers):
-            with self._dropped_on_error(tracker):
+        for tracker in self.trackers:
+            try:
                 tracker.close()
+            except Exception as error:
+                self.session.warn(
+                    f"runtime.trackers: {tracker.name} could not be closed ({_reason(error)}), so that it may lack the "
+                    f"last steps"
+                )
 
-    @contextmanager
-    def _dropped_on_error(self, tracker: ExperimentTracker) -> Iterator[None]:
-        """Where a tracker fails, go on without it: what it shows is in the artifact, and training takes longer.
-
-        The trackers' libraries have tried again by themselves before they raise.
-        """
-        try:
-            yield
-        except Exception as error:
-            self.trackers.remove(tracker)
-            reason = one_line(f"{type(error).__name__}: {error}")
-            self.session.warn(
-                f"runtime.trackers: {tracker.name} failed ({reason:.300}); training continues without it; a run that "
-                f"is resumed logs to it again"
-            )
+    def _drop(self, tracker: ExperimentTracker, error: Exception) -> None:
+        """Continue without a tracker that failed: what it shows is in the artifact, and training has taken hours."""
+        self.trackers.remove(tracker)
+        with contextlib.suppress(Exception):  # so that it can be opened again in this process
+            tracker.close()
+        self.session.warn(
+            f"runtime.trackers: {tracker.name} failed ({_reason(error)}); training continues without it; a run that is "
+            f"resumed logs to it again"
+        )
 
     def _open_trackers(self, job: TrainingJob) -> list[ExperimentTracker]:
         """The trackers, in which a run that resumes continues: its ids there are stored with the checkpoint."""
@@ -112,3 +112,7 @@ class StepLog:
                 f"{self.artifact.url}/{STEPS_FOLDER}: holds {records} records of the {self.start} steps before the "
                 f"last checkpoint; delete {self.artifact.url} to train again from the samples"
             )
+
+
+def _reason(error: Exception) -> str:
+    return one_line(f"{type(error).__name__}: {error}")[:300]

@@ -42,11 +42,30 @@ def test_load_recipe_rejects_a_value_for_a_setting_that_is_swept(load: Callable[
         load(sweep, swept)
     name = swept.partition("=")[0]
     assert str(caught.value) == (
-        f"command line: {name}: the recipe sweeps this setting; change its values (sweep.{name}=[…]), or add "
-        f"'sweep={{}}' for one study"
+        f"command line: {name}: the recipe sweeps {name}; change its values (sweep.{name}=[…]), or add 'sweep={{}}' "
+        f"for one study"
     )
     for off in ("sweep={}", "sweep=null"):
         assert not load(sweep, off, swept).sweep
+
+
+@pytest.mark.parametrize(
+    ("sweep", "override", "is_rejected"),
+    [
+        ("{method.name: [sft, r1]}", "method={name: r1}", True),
+        ("{method.k: [1, 2]}", "method={name: r1}", False),
+        ("{method: [{name: sft}, {name: r1, k: 3}]}", "method.k=2", False),
+    ],
+)
+def test_load_recipe_rejects_a_section_around_a_swept_setting(
+    load: Callable[..., Recipe], sweep: str, override: str, is_rejected: bool
+) -> None:
+    words = (f"sweep={sweep}", override)
+    if is_rejected:
+        with pytest.raises(UserError, match=r"^command line: method: the recipe sweeps method.name; change its values"):
+            load(*words)
+    else:
+        assert len(load(*words).sweep) == 1
 
 
 def test_sweep_cells_are_every_combination(load: Callable[..., Recipe]) -> None:

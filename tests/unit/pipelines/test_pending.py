@@ -8,15 +8,16 @@ import pytest
 from pipelines.dry_run import describe
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
+from pos2distill.errors import MachineError
 from tests.support.commands import run_distill, run_sample, run_study
 from tests.support.results import counts_of, flip_bit
 
 Make = Callable[..., Recipe]
 
 
-def corrupt_a_part(recipe: Recipe) -> Path:
+def corrupt_a_part(recipe: Recipe, column: str = "sample_id") -> Path:
     part = sorted((Path(make_plan(recipe).first_sample.artifact.path) / "parts").iterdir())[0]
-    flip_bit(part, "sample_id")
+    flip_bit(part, column)
     return part
 
 
@@ -42,15 +43,20 @@ def test_corrupt_samples_are_made_by_the_stage_that_can(make_recipe: Make, comma
     assert part.exists()  # --dry-run moves nothing
 
 
-def test_staged_training_never_samples(
-    make_recipe: Make, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There may be one GPU, which the trainer has."""
+@pytest.mark.parametrize("column", ["sample_id", "response_ids"])
+def test_staged_training_never_samples(make_recipe: Make, column: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """There may be one GPU, which the trainer has. A column that only training reads is found corrupt by it."""
     recipe = make_recipe(runtime={"executor": "local", "mode": "staged"})
     run_sample(recipe)
     first = counts_of(recipe, "sample")
-    corrupt_a_part(recipe)
+    corrupt_a_part(recipe, column)
     capsys.readouterr()
+    if column == "response_ids":
+        url = make_plan(recipe).first_sample.artifact.url
+        message = rf"^{url}: 8 samples are corrupt by now; run the same command again to make them again"
+        with pytest.raises(MachineError, match=message):
+            run_distill(recipe)
+        assert "sample    " in capsys.readouterr().out
     run_distill(recipe)
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("sample "))
     assert "cached" not in line

@@ -10,6 +10,7 @@ import pytest
 
 from pipelines.dry_run import describe
 from pipelines.plan import Plan, make_plan
+from pipelines.results.report import report_inputs
 from pipelines.stages.made_from import changed_input, is_current
 from pipelines.stages.stage import Stage
 from pos2distill.config import Recipe
@@ -64,7 +65,6 @@ def test_a_checkpoint_that_is_trained_again_is_evaluated_again(
     assert changed == ["distill", "evaluate distilled"]
     assert (folder_of(plan.distill) / "model" / "README.md").is_file()  # the model card
     assert summary_of(recipe)["fingerprint"] == first_report["fingerprint"]
-    assert summary_of(recipe)["made_with"]["date"] >= first_report["made_with"]["date"]
     assert summary_of(recipe)["results"] != first_report["results"]
     assert set(states(recipe).values()) == {"cached"}
 
@@ -78,13 +78,53 @@ def test_answers_of_an_unfinished_evaluation_are_not_mixed_with_those_of_another
     evaluation = folder_of(plan.evaluate_distilled)
     (evaluation / "manifest.json").unlink()
     (evaluation / "left-from-the-first").touch()
-    other = manifest_of(plan.distill)
-    other["details"]["id"] = "0" * 32
-    (folder_of(plan.distill) / "manifest.json").write_text(json.dumps(other))
+    retrain(plan)
     run_evaluate(recipe)
     assert "evaluate distilled  made again, as checkpoint-" in capsys.readouterr().out
     assert not (evaluation / "left-from-the-first").exists()
     assert is_current(plan.evaluate_distilled)
+
+
+def retrain(plan: Plan) -> None:
+    """As if the checkpoint had been trained again."""
+    manifest = manifest_of(plan.distill)
+    manifest["details"]["id"] = "0" * 32
+    (folder_of(plan.distill) / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_results_of_an_earlier_checkpoint_are_not_shown_beside_new_ones(make_recipe: Make, tmp_path: Path) -> None:
+    make_recipe(name="small", data={"documents": 3, "eval_examples": 2}, method={"k": 2})
+    other = (tmp_path / "recipe.yaml").rename(tmp_path / "small.yaml")
+    recipe = make_recipe(
+        runtime=LOCAL, analysis={"examples": 2}, evaluation={"slots": "all", "also_evaluate": [str(other)]}
+    )
+    run_study(recipe)
+    retrain(make_plan(recipe))
+    run_evaluate(recipe)
+    inputs = report_inputs(recipe, make_plan(recipe))
+    assert list(inputs.analyses) == ["base"]
+    assert inputs.other_tasks == {}
+    run_study(recipe)
+    inputs = report_inputs(recipe, make_plan(recipe))
+    assert (list(inputs.analyses), list(inputs.other_tasks)) == (["base", "distilled"], ["small"])
+
+
+def test_reordered_answers_stay_while_the_order_of_the_slots_is_the_same(make_recipe: Make) -> None:
+    settings = {"inference": {"method": "reorder"}, "method": {"auto_examples": 2, "auto_slots": 2}}
+    recipe = make_recipe(runtime=LOCAL, **settings)
+    run_evaluate(recipe)
+    plan = make_plan(recipe)
+    assert plan.choose_slot is not None
+    measured = manifest_of(plan.choose_slot)
+    path = folder_of(plan.choose_slot) / "manifest.json"
+    measured["details"]["curve"] |= {"f1": 0.25, "accuracy_by_slot": [0.5, 0.25]}
+    path.write_text(json.dumps(measured))
+    first = changed_input(plan.evaluate_base)
+    measured["details"]["curve"] |= {"f1": 0.75, "accuracy_by_slot": [0.25, 0.5]}
+    path.write_text(json.dumps(measured))
+    second = changed_input(plan.evaluate_base)
+    # One of the two orders is that of the evaluation, whatever the random model has measured.
+    assert [first, second].count(None) == 1
 
 
 def chosen(make_recipe: Make) -> tuple[Recipe, Plan]:
@@ -129,6 +169,18 @@ def test_samples_of_a_later_round_are_rejected_before_the_earlier_one_is_trained
     with pytest.raises(UserError, match=rf"^{second.sample.artifact.url}: made from an earlier checkpoint-"):
         run_study(recipe)
     assert not folder_of(first.distill).exists()
+
+
+def test_a_corrupt_record_is_named(make_recipe: Make) -> None:
+    recipe = make_recipe(runtime=LOCAL)
+    run_study(recipe)
+    evaluation = make_plan(recipe).evaluate_distilled.artifact
+    (Path(evaluation.path) / "made_from.json").write_text("[]")
+    with pytest.raises(UserError) as caught:
+        run_study(recipe)
+    assert str(caught.value) == (
+        f"{evaluation.url}/made_from.json: corrupt; delete this file and run again: all else is kept"
+    )
 
 
 def test_an_artifact_without_a_record_is_current(make_recipe: Make) -> None:

@@ -95,7 +95,11 @@ def test_export_names_what_compare_takes(recipe: Recipe, command: Command, tmp_p
     answers = storage / make_plan(recipe).evaluate_distilled.artifact.folder
     lines = command("export", str(answers), str(tmp_path / "tasks"))
     assert lines[-1] == f"run.py compare {storage}/report answers"
-    assert command("compare", str(answers)) == command("compare", f"{storage}/report")
+    base = storage / make_plan(recipe).evaluate_base.artifact.folder
+    both = command("compare", str(base), str(answers))
+    assert both == command("compare", f"{storage}/report")
+    (alone,) = json.loads(command("compare", str(base), "--json")[0])["runs"]
+    assert alone["model"] == "base"
     # As the folder of results that were kept, and as in a sweep, whose report has no single study.
     (storage / "report").rename(storage / "report-0123")
     assert (

@@ -120,7 +120,7 @@ def test_a_run_that_is_empty_or_may_not_be_read_is_rejected(
 def test_compare_without_a_report_is_rejected(tmp_path: Path, command: Command) -> None:
     assert command("compare", str(tmp_path), code=2) == [
         f"error: {tmp_path}: holds no report and no results of `evaluate`; expected a run's storage, or one of its "
-        f"folders report-FINGERPRINT, evaluation-FINGERPRINT and …-scores-FINGERPRINT"
+        f"folders report-FINGERPRINT, evaluation-FINGERPRINT, base-scores-FINGERPRINT and distilled-scores-FINGERPRINT"
     ]
 
 
