@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # The columns of a sample without token ids and tensors.
-_ATTEMPTS = 3  # to read samples, of which some are corrupt
 _SAMPLE_COLUMNS = [
     "sample_id",
     "example_id",
@@ -56,6 +55,7 @@ _SAMPLE_COLUMNS = [
     "error",
     "finish_reason",
 ]
+_ATTEMPTS = 3  # to read samples, of which some are corrupt
 
 
 @dataclass(frozen=True, slots=True)

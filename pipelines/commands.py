@@ -33,7 +33,7 @@ from .results.report import (
 )
 from .scaled_config import SCALED_CONFIG_FOLDER
 from .stage_runner import driver_lease, run_stages
-from .stages.made_from import is_current
+from .stages.made_from import is_current, reject_changed_input
 from .stages.stage import Stage
 from .terminal import (
     format_settings,
@@ -325,9 +325,10 @@ def _require_finished(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> No
         if is_current(stage):
             continue
         if artifact.is_finished:
+            reject_changed_input(stage)
             raise UserError(
-                f"{recipe.storage}: stage `{stage.name}` was made from an earlier result, which has been made again; "
-                f"run `study`"
+                f"{recipe.storage}: stage `{stage.name}` was made from an earlier result, which has been deleted or "
+                f"made again; run `study`"
             )
         others = _made_with_other_settings(recipe, plan, stage)
         hint = f"; the storage holds {', '.join(others)}, made with other settings" if others else ""

@@ -1,5 +1,7 @@
 """A run's checkpoint on the Hugging Face hub, with its model card."""
 
+import glob
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,18 +19,7 @@ from .artifact_lookup import open_artifact
 
 _TOKEN = "set HF_TOKEN, or log in with `hf auth login`"
 # Weights of an earlier model that has more files: an index that is left makes vLLM 0.32 load those that it names.
-# By their exact names, since `*` would match folders too.
-_WEIGHTS = (
-    "model.safetensors",
-    "model-?????-of-?????.safetensors",
-    "model.safetensors.index.json",
-    "consolidated.safetensors",
-    "consolidated-?????-of-?????.safetensors",
-    "consolidated.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model-?????-of-?????.bin",
-    "pytorch_model.bin.index.json",
-)
+_WEIGHTS = re.compile(r"(model|consolidated|pytorch_model)[^/]*\.(safetensors|bin)(\.index\.json)?")
 
 
 def push_checkpoint(run: str, repository: str, *, private: bool = False) -> str:
@@ -62,11 +53,13 @@ def push_checkpoint(run: str, repository: str, *, private: bool = False) -> str:
             if private and not hub.repo_info(repository).private:
                 raise UserError(f"{repository}: is public already; make it private on the hub, or choose another name")
         message = f"Pos2Distill, study of {artifact.fingerprint}"
-        # An adapter of an earlier model must not stay beside a model that has none.
-        earlier = _WEIGHTS if has_adapter(artifact) else (*_WEIGHTS, f"{ADAPTER_FOLDER}/*")
         with _local_folder(artifact, MODEL_FOLDER) as folder, _hub_errors(hub.endpoint):
+            # By name, since a pattern would match in folders too. What is uploaded is not deleted.
+            earlier = [glob.escape(file) for file in hub.list_repo_files(repository) if _WEIGHTS.fullmatch(file)]
+            if not has_adapter(artifact):
+                earlier.append(f"{ADAPTER_FOLDER}/*")  # must not stay beside a model that has none
             commit = hub.upload_folder(
-                repo_id=repository, folder_path=folder, commit_message=message, delete_patterns=list(earlier)
+                repo_id=repository, folder_path=folder, commit_message=message, delete_patterns=earlier
             )
         if has_adapter(artifact):
             with _local_folder(artifact, ADAPTER_FOLDER) as folder, _hub_errors(hub.endpoint):

@@ -64,10 +64,12 @@ class RunSummary:
         refused = read_refused(artifact)["example_id"].to_pylist()
         curve = self.curves[model]
         grid = to_grid(read_predictions(artifact), curve.documents, refused)
-        if not np.allclose(grid.correct_ES.mean(0), curve.accuracy_by_slot):
+        accuracy_S = grid.correct_ES.mean(0)
+        if len(accuracy_S) != len(curve.accuracy_by_slot) or not np.allclose(accuracy_S, curve.accuracy_by_slot):
+            command = "evaluate" if _command(self.folder) == "evaluate" else "study"
             raise UserError(
                 f"{self.folder}: shows earlier answers than those of {artifact.folder}, which have been made again "
-                f"since; run `{_command(self.folder)}` for this run again"
+                f"since; run `{command}` for this run again"
             )
         return grid
 

@@ -4,6 +4,7 @@ A fingerprint covers the inputs' fingerprints, not their bytes: a checkpoint tha
 same one, but other weights, and the answers of the first one are not its answers.
 """
 
+import contextlib
 import json
 from typing import Any
 
@@ -15,10 +16,11 @@ from .stage import Input, Stage
 
 RECORD = "made_from.json"
 
-# Inputs that are models: one that is trained again is another one. What is measured again (the slot, the scales, the
-# curve) is usually the same. Other inputs are the same however often they are made (prepared examples), or may change
-# (a corrupt part of the samples is sampled again).
+# Inputs that are models: one that is trained again is another one.
 _MODELS = ("checkpoint", "student")
+# What is measured again is usually the same. Inputs that are not named here are the same however often they are made
+# (prepared examples), or may change (a corrupt part of the samples is sampled again).
+_MEASURED = ("slot", "scales", "curve")
 
 # Made of GPU hours, so that only people delete them.
 _NEVER_DISCARDED = (SAMPLES, CHECKPOINT)
@@ -26,11 +28,9 @@ _NEVER_DISCARDED = (SAMPLES, CHECKPOINT)
 
 def record_inputs(stage: Stage) -> None:
     """Write down what an artifact is made from, before anything else is written to it."""
-    artifact, taken = stage.artifact, {}
-    for name, each in stage.inputs.items():
-        value = _taken_from(stage, name, each)
-        if value is not None:
-            taken[name] = value
+    artifact = stage.artifact
+    recorded = [name for name in stage.inputs if name in (*_MODELS, *_MEASURED)]
+    taken = {name: _taken_from(stage, name) for name in recorded}
     if taken and not artifact.fs.exists(f"{artifact.path}/{RECORD}"):
         artifact.fs.makedirs(artifact.path, exist_ok=True)
         artifact.write_json(RECORD, taken)
@@ -48,7 +48,7 @@ def changed_input(stage: Stage) -> Input | None:
     """
     recorded = _read_record(stage)
     for name, each in stage.inputs.items():
-        if name in recorded and _differs(stage, name, each, recorded[name]):
+        if name in recorded and _differs(stage, name, recorded[name]):
             return each
     return None
 
@@ -69,23 +69,22 @@ def reject_changed_input(stage: Stage) -> None:
         )
 
 
-def _differs(stage: Stage, name: str, each: Input, recorded: Any) -> bool:
-    if not each.artifact.is_finished:
+def _differs(stage: Stage, name: str, recorded: Any) -> bool:
+    if not stage.inputs[name].artifact.is_finished:
         return name in _MODELS
-    return bool(recorded != _taken_from(stage, name, each))
+    return bool(recorded != _taken_from(stage, name))
 
 
-def _taken_from(stage: Stage, name: str, each: Input) -> Any:
-    """What the stage takes from an input that could be another one when it is made again; None for other inputs."""
+def _taken_from(stage: Stage, name: str) -> Any:
+    """What the stage takes from an input that could be another one when it is made again."""
+    taken = stage.inputs[name]
     if name in _MODELS:
-        return each.details().get("id")
+        return taken.details().get("id")  # none of a checkpoint of an earlier version
     if name == "slot":
-        return each.details("slots")["slots"]
+        return taken.details("slots")["slots"]
     if name == "scales":
-        return each.details("scales")["scales"]
-    if name == "curve":
-        return {str(documents): list(slot_of_rank(each, documents)) for documents in stage.study.prompt_lengths}
-    return None
+        return taken.details("scales")["scales"]
+    return {str(documents): list(slot_of_rank(taken, documents)) for documents in stage.study.prompt_lengths}
 
 
 def _read_record(stage: Stage) -> dict[str, Any]:
@@ -95,13 +94,11 @@ def _read_record(stage: Stage) -> dict[str, Any]:
         UserError: if it is corrupt.
     """
     artifact = stage.artifact
-    path = f"{artifact.path}/{RECORD}"
-    if not artifact.fs.exists(path):
-        return {}
-    try:
-        record = json.loads(artifact.fs.cat_file(path))
+    with contextlib.suppress(ValueError, RecursionError):
+        try:
+            record = json.loads(artifact.fs.cat_file(f"{artifact.path}/{RECORD}"))
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
         if isinstance(record, dict):
             return record
-    except (ValueError, RecursionError):
-        pass
     raise UserError(f"{artifact.url}/{RECORD}: corrupt; delete this file and run again: all else is kept")

@@ -179,8 +179,8 @@ def _require_none_missing(stage: Stage) -> list[pa.Table]:
     if missing:
         # Not a TransientError: waiting for the storage does not help, but another try of a cluster's job does.
         raise MachineError(
-            f"{stage.artifact.url}: {missing} samples are corrupt by now; run the same command again to make them "
-            f"again (runtime.mode=staged does not while it trains)"
+            f"{stage.artifact.url}: {missing} samples are corrupt or cannot be read from here; run the same command "
+            f"again to make them again (runtime.mode=staged does not while it trains)"
         )
     return []
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import threading
 from pathlib import Path
 
 from pos2distill.errors import UserError, one_line
@@ -70,12 +71,18 @@ class StepLog:
     def _drop(self, tracker: ExperimentTracker, error: Exception) -> None:
         """Continue without a tracker that failed: what it shows is in the artifact, and training has taken hours."""
         self.trackers.remove(tracker)
-        with contextlib.suppress(Exception):  # so that it can be opened again in this process
-            tracker.close()
         self.session.warn(
             f"runtime.trackers: {tracker.name} failed ({_reason(error)}); training continues without it; a run that is "
             f"resumed logs to it again"
         )
+
+        def close() -> None:
+            with contextlib.suppress(Exception):
+                tracker.close()
+
+        # So that it can be opened again in this process. Not waited for: its server may not answer for minutes, for
+        # which the other workers would wait too.
+        threading.Thread(target=close, name="close tracker", daemon=True).start()
 
     def _open_trackers(self, job: TrainingJob) -> list[ExperimentTracker]:
         """The trackers, in which a run that resumes continues: its ids there are stored with the checkpoint."""

@@ -53,7 +53,7 @@ def test_staged_training_never_samples(make_recipe: Make, column: str, capsys: p
     capsys.readouterr()
     if column == "response_ids":
         url = make_plan(recipe).first_sample.artifact.url
-        message = rf"^{url}: 8 samples are corrupt by now; run the same command again to make them again"
+        message = rf"^{url}: 8 samples are corrupt or cannot be read from here; run the same command again"
         with pytest.raises(MachineError, match=message):
             run_distill(recipe)
         assert "sample    " in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """The records of training steps, and the trackers that show them."""
 
 import json
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -103,7 +104,7 @@ class Tracker:
         self.name = name
         self.fails_from = fails_from
         self.logged: list[int] = []
-        self.closed = False
+        self.closed = threading.Event()
 
     def log(self, record: Any) -> None:
         if record.step >= self.fails_from:
@@ -111,7 +112,7 @@ class Tracker:
         self.logged.append(record.step)
 
     def close(self) -> None:
-        self.closed = True
+        self.closed.set()
         if self.fails_from == 4:
             raise RuntimeError
 
@@ -125,7 +126,7 @@ def test_step_log_continues_without_a_tracker_that_fails(storage: str, monkeypat
     log.close()
     assert [each.logged for each in trackers] == [[0, 1], [0, 1, 2, 3], [0, 1, 2, 3]]
     assert steps_of(log) == [0, 1, 2, 3]
-    assert all(each.closed for each in trackers)
+    assert all(each.closed.wait(10) for each in trackers)
     assert warned == [
         "runtime.trackers: mlflow failed (ConnectionError: the server is away); training continues without it; a run "
         "that is resumed logs to it again",

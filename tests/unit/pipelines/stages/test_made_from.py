@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
+from pipelines.commands import plan_command, run_report
 from pipelines.dry_run import describe
 from pipelines.plan import Plan, make_plan
+from pipelines.results.comparison import compare_runs
 from pipelines.results.report import report_inputs
 from pipelines.stages.made_from import changed_input, is_current
 from pipelines.stages.stage import Stage
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError
-from tests.support.commands import run_evaluate, run_sample, run_study
+from tests.support.commands import run_distill, run_evaluate, run_sample, run_study
 
 Make = Callable[..., Recipe]
 
@@ -107,6 +109,52 @@ def test_results_of_an_earlier_checkpoint_are_not_shown_beside_new_ones(make_rec
     run_study(recipe)
     inputs = report_inputs(recipe, make_plan(recipe))
     assert (list(inputs.analyses), list(inputs.other_tasks)) == (["base", "distilled"], ["small"])
+
+
+def test_a_checkpoint_of_an_earlier_version_is_another_one_than_that_which_is_trained_again(make_recipe: Make) -> None:
+    """It has no id."""
+    recipe = make_recipe(runtime=LOCAL)
+    run_distill(recipe)
+    plan = make_plan(recipe)
+    manifest = manifest_of(plan.distill)
+    manifest["details"] = {}
+    (folder_of(plan.distill) / "manifest.json").write_text(json.dumps(manifest))
+    run_evaluate(recipe)
+    assert is_current(plan.evaluate_distilled)
+    shutil.rmtree(folder_of(plan.distill))
+    run_distill(recipe)
+    assert not is_current(plan.evaluate_distilled)
+
+
+def test_evaluate_leaves_out_the_answers_of_a_checkpoint_that_was_deleted(
+    make_recipe: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe(runtime=LOCAL)
+    run_study(recipe)
+    plan = make_plan(recipe)
+    shutil.rmtree(folder_of(plan.distill))
+    assert len(run_evaluate(recipe)) == 1
+    with pytest.raises(UserError, match=r"stage `distill` has not finished"):
+        run_report(recipe, plan_command(recipe, "report"))
+    run_distill(recipe)
+    with pytest.raises(UserError, match=r"`evaluate distilled` was made from an earlier result, which has been del"):
+        run_report(recipe, plan_command(recipe, "report"))
+
+
+def test_compare_rejects_a_report_of_earlier_answers(make_recipe: Make) -> None:
+    recipe = make_recipe(runtime=LOCAL)
+    run_study(recipe)
+    path = Path(recipe.storage) / "report" / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["distilled"]["accuracy_by_slot"] = [0.75] * len(summary["distilled"]["accuracy_by_slot"])
+    path.write_text(json.dumps(summary))
+    folder = make_plan(recipe).evaluate_distilled.artifact.folder
+    with pytest.raises(UserError) as caught:
+        compare_runs([recipe.storage])
+    assert str(caught.value) == (
+        f"{recipe.storage}/report: shows earlier answers than those of {folder}, which have been made again since; run "
+        f"`study` for this run again"
+    )
 
 
 def test_reordered_answers_stay_while_the_order_of_the_slots_is_the_same(make_recipe: Make) -> None:

@@ -39,10 +39,9 @@ def test_push_uploads_the_checkpoint_with_its_card(
         result = Checkpoint(f"{checkpoint.url}/model", []).push_to_hub("me/by-api")
         assert (result, hub.files["me/by-api"]) == (f"{hub.address}/me/by-api", hub.files["me/a-model"])
         # It exists, as a model in several files, of which vLLM would load those that the index names.
-        earlier = ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "pytorch_model.bin"]
-        others = dict.fromkeys(
-            ["LICENSE", "onnx/model.onnx", "model_v1/weights.safetensors", "model_fp8.safetensors"], b"x"
-        )
+        earlier = ["model-00001-of-00002.safetensors", "model.safetensors-00001-of-00002.safetensors"]
+        earlier += ["model.safetensors.index.json", "pytorch_model.bin", "model_fp8.safetensors"]
+        others = dict.fromkeys(["LICENSE", "onnx/model.onnx", "model_v1/model.safetensors"], b"x")
         hub.files["me/a-model"] = {**dict.fromkeys([*earlier, "model.safetensors"], b"old"), **others}
         assert command("push", recipe.storage, "me/a-model") == [f"{hub.address}/me/a-model"]
         assert hub.files["me/a-model"] == {**hub.files["me/again"], **others}
