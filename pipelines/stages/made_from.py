@@ -27,13 +27,16 @@ _NEVER_DISCARDED = (SAMPLES, CHECKPOINT)
 
 
 def record_inputs(stage: Stage) -> None:
-    """Write down what an artifact is made from, before anything else is written to it."""
+    """Write down what an artifact is made from, before anything else is written to it.
+
+    Nothing is recorded of a finished one, of which only corrupt parts are made again.
+    """
     artifact = stage.artifact
     recorded = [name for name in stage.inputs if name in (*_MODELS, *_MEASURED)]
-    taken = {name: _taken_from(stage, name) for name in recorded}
-    if taken and not artifact.fs.exists(f"{artifact.path}/{RECORD}"):
-        artifact.fs.makedirs(artifact.path, exist_ok=True)
-        artifact.write_json(RECORD, taken)
+    if not recorded or artifact.is_finished or artifact.fs.exists(f"{artifact.path}/{RECORD}"):
+        return
+    artifact.fs.makedirs(artifact.path, exist_ok=True)
+    artifact.write_json(RECORD, {name: _taken_from(stage, name) for name in recorded})
 
 
 def is_current(stage: Stage) -> bool:

@@ -17,13 +17,14 @@ from tests.support.tiny import write_examples
 
 
 def results(storage: Path) -> dict[str, bytes]:
-    """Every file but manifests, which hold times, and the report, which shows them."""
+    """Every file but manifests, which hold times, the report, which shows them, and what names the checkpoint by the id
+    that each training draws."""
     files = {}
     for path in sorted(storage.rglob("*")):
         name = str(path.relative_to(storage))
         if (
             path.is_file()
-            and path.name not in ("manifest.json", "run.json", "provenance.json")
+            and path.name not in ("manifest.json", "run.json", "provenance.json", "made_from.json")
             and not name.startswith("report/")
         ):
             files[name] = path.read_bytes()
