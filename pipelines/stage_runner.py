@@ -79,9 +79,9 @@ def _discard_of_changed_input(stage: Stage) -> None:
     Raises:
         UserError: instead, for samples and checkpoints.
     """
-    reject_changed_input(stage)
     changed = changed_input(stage)
     if changed is not None:
+        reject_changed_input(stage)
         print(f"{stage.name:<18}  made again, as {changed.artifact.folder} was", flush=True)
         stage.artifact.discard(last=RECORD)
 

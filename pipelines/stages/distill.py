@@ -99,13 +99,12 @@ def run(stage: Stage, context: RunContext) -> Manifest:
         sample.progress_spec(samples, context, "distill", epochs=job.study.training.epochs), stage.artifact
     )
     with context.executor.report_progress(spec) as coordinator:
-        in_order = job.study.training.order == "fixed"
         stream = sample.sample_stream(
             samples,
             context.runtime,
             coordinator,
             return_samples=True,
-            preserve_order=in_order,
+            preserve_order=job.study.training.order == "fixed",
             complete=context.runtime.mode == "staged" and not streamed,
         )
         try:

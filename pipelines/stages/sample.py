@@ -163,9 +163,10 @@ def sample_stream(
     """
     operators = sampling_operators(stage, runtime, coordinator, return_samples=return_samples)
     # Called whenever workers start, because less is missing after a restart.
-    blocks = functools.partial(missing_blocks, stage, runtime.samplers.batch_size)
     if complete:
         blocks = functools.partial(_require_none_missing, stage)
+    else:
+        blocks = functools.partial(missing_blocks, stage, runtime.samplers.batch_size)
     return Stream(blocks, operators, preserve_order)
 
 

@@ -32,6 +32,10 @@ def manifest_of(stage: Stage) -> dict[str, Any]:
     return json.loads((folder_of(stage) / "manifest.json").read_text())
 
 
+def write_manifest(stage: Stage, manifest: dict[str, Any]) -> None:
+    (folder_of(stage) / "manifest.json").write_text(json.dumps(manifest))
+
+
 def states(recipe: Recipe) -> dict[str, str]:
     """What --dry-run says of each stage, and of the report."""
     found = {}
@@ -91,7 +95,7 @@ def retrain(plan: Plan) -> None:
     """As if the checkpoint had been trained again."""
     manifest = manifest_of(plan.distill)
     manifest["details"]["id"] = "0" * 32
-    (folder_of(plan.distill) / "manifest.json").write_text(json.dumps(manifest))
+    write_manifest(plan.distill, manifest)
 
 
 def test_results_of_an_earlier_checkpoint_are_not_shown_beside_new_ones(make_recipe: Make, tmp_path: Path) -> None:
@@ -116,9 +120,7 @@ def test_a_checkpoint_of_an_earlier_version_is_another_one_than_that_which_is_tr
     recipe = make_recipe(runtime=LOCAL)
     run_distill(recipe)
     plan = make_plan(recipe)
-    manifest = manifest_of(plan.distill)
-    manifest["details"] = {}
-    (folder_of(plan.distill) / "manifest.json").write_text(json.dumps(manifest))
+    write_manifest(plan.distill, {**manifest_of(plan.distill), "details": {}})
     run_evaluate(recipe)
     assert is_current(plan.evaluate_distilled)
     shutil.rmtree(folder_of(plan.distill))
@@ -164,12 +166,11 @@ def test_reordered_answers_stay_while_the_order_of_the_slots_is_the_same(make_re
     plan = make_plan(recipe)
     assert plan.choose_slot is not None
     measured = manifest_of(plan.choose_slot)
-    path = folder_of(plan.choose_slot) / "manifest.json"
     measured["details"]["curve"] |= {"f1": 0.25, "accuracy_by_slot": [0.5, 0.25]}
-    path.write_text(json.dumps(measured))
+    write_manifest(plan.choose_slot, measured)
     first = changed_input(plan.evaluate_base)
     measured["details"]["curve"] |= {"f1": 0.75, "accuracy_by_slot": [0.25, 0.5]}
-    path.write_text(json.dumps(measured))
+    write_manifest(plan.choose_slot, measured)
     second = changed_input(plan.evaluate_base)
     # One of the two orders is that of the evaluation, whatever the random model has measured.
     assert [first, second].count(None) == 1
@@ -197,7 +198,7 @@ def test_samples_of_another_slot_are_rejected(make_recipe: Make, command: Callab
     assert plan.choose_slot is not None
     measured = manifest_of(plan.choose_slot)
     measured["details"]["slots"] = [1 - measured["details"]["slots"][0]]
-    (folder_of(plan.choose_slot) / "manifest.json").write_text(json.dumps(measured))
+    write_manifest(plan.choose_slot, measured)
     with pytest.raises(UserError) as caught:
         command(recipe)
     url, folder = plan.first_sample.artifact.url, plan.choose_slot.artifact.folder
