@@ -65,6 +65,12 @@ def open_folder(folder: str, name: str) -> tuple[fsspec.AbstractFileSystem, str]
     return fs, path
 
 
+def artifact_at(url: str) -> Artifact:
+    """The artifact in this folder, which may be relative to the working directory."""
+    storage, _, folder = url.rstrip("/").rpartition("/")
+    return Artifact.in_folder(storage or ".", folder)
+
+
 def open_artifact(
     run: str,
     kinds: Sequence[Sequence[str]],
@@ -89,8 +95,7 @@ def open_artifact(
     fs, path = open_folder(run, "RUN")
     with storage_errors(run, "RUN"):
         if fs.exists(f"{path}/manifest.json") or (unfinished and fs.exists(f"{path}/{UNFINISHED_FILE}")):
-            storage, _, folder = run.rpartition("/")
-            artifact = Artifact.in_folder(storage or ".", folder)
+            artifact = artifact_at(run)
             if artifact.name not in names:
                 folders = " or ".join(f"{name}-FINGERPRINT" for name in names)
                 raise UserError(f"{run}: expected a folder named {folders}")

@@ -19,7 +19,7 @@ from pos2distill.urls import open_url, storage_errors
 
 from ..artifact_names import BASE_SCORES, DISTILLED_SCORES
 from ..stages.answers import read_predictions, read_refused
-from .artifact_lookup import no_such_run, open_folder
+from .artifact_lookup import artifact_at, no_such_run, open_folder
 
 _EVALUATION = "evaluation"  # the folder of the results of `evaluate`
 
@@ -117,8 +117,10 @@ def read_run_summary(run: str) -> RunSummary:
         if fs.isfile(path):
             raise UserError(f"{run}: is a file; expected a run's storage, or one of its folders")
         storage = run.rstrip("/")
-        if fs.exists(f"{path}/{MANIFEST}") and _artifact_at(run).name in (BASE_SCORES, DISTILLED_SCORES):
-            return _summary_with(_artifact_at(run))
+        if fs.exists(f"{path}/{MANIFEST}"):
+            artifact = artifact_at(run)
+            if artifact.name in (BASE_SCORES, DISTILLED_SCORES):
+                return _summary_with(artifact)
         for folder in (storage, f"{storage}/report", f"{storage}/{_EVALUATION}"):
             fs, path = open_url(folder, "RUN")
             if not fs.exists(f"{path}/summary.json"):
@@ -138,11 +140,6 @@ def read_run_summary(run: str) -> RunSummary:
         f"{run}: holds no report and no results of `evaluate`; expected a run's storage, or one of its folders "
         f"report-FINGERPRINT, evaluation-FINGERPRINT, base-scores-FINGERPRINT and distilled-scores-FINGERPRINT"
     )
-
-
-def _artifact_at(url: str) -> Artifact:
-    storage, _, folder = url.rstrip("/").rpartition("/")
-    return Artifact.in_folder(storage or ".", folder)
 
 
 def _summary_with(answers: Artifact) -> RunSummary:
