@@ -58,6 +58,10 @@ class TransientError(UserError):
     """A user error whose cause may pass by itself, such as a storage that does not answer."""
 
 
+class CorruptState(UserError):
+    """A training state has a missing or corrupt file. An earlier state may be intact."""
+
+
 class MachineError(UserError):
     """A fault that may be of one machine alone, such as a full disk: another try may run on another machine."""
 

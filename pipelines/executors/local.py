@@ -231,14 +231,14 @@ class LocalSession:
         with self.samples_lock:
             self.samples.close()
 
+    def saved_states(self) -> Iterator[str]:
+        """See `WorkerSession.saved_states`. Yields names of folders."""
+        yield from reversed(saved_folders(self.checkpoint))
+
     @contextmanager
-    def last_checkpoint(self, scratch: Path) -> Iterator[Path | None]:
-        """See `WorkerSession.last_checkpoint`."""
-        saved = saved_folders(self.checkpoint)
-        if not saved:
-            yield None
-            return
-        path = f"{self.checkpoint.path}/{_STATE}/{saved[-1]}"
+    def opened_state(self, state: str, scratch: Path) -> Iterator[Path]:
+        """See `WorkerSession.opened_state`."""
+        path = f"{self.checkpoint.path}/{_STATE}/{state}"
         if self.checkpoint.is_local:
             yield Path(path)
             return

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pos2distill.errors import UserError
+from pos2distill.errors import CorruptState, UserError
 from pos2distill.records import Bools
 from pos2distill.training.batches import Batch
 
@@ -39,7 +39,8 @@ class TrainingProgress:
         Args:
             samples: the number of samples of the run.
         Raises:
-            UserError: if the file is missing or corrupt, or of another number of samples.
+            CorruptState: if the file is missing or corrupt.
+            UserError: if it is of another number of samples.
         """
         path = folder / _PROGRESS_FILE
         try:
@@ -48,11 +49,11 @@ class TrainingProgress:
             step, epoch, stored = int(raw["step"]), int(raw["epoch"]), int(raw["samples"])
             checksum = raw["checksum"]
         except FileNotFoundError:
-            raise UserError(f"{path}: missing") from None
+            raise CorruptState(f"{path}: missing") from None
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}: corrupt ({error})") from None
+            raise CorruptState(f"{path}: corrupt ({error})") from None
         if checksum != _checksum(step, epoch, stored, done):
-            raise UserError(f"{path}: corrupt (it does not match its checksum)")
+            raise CorruptState(f"{path}: corrupt (it does not match its checksum)")
         if stored != samples:
             raise UserError(f"{path}: is of a run with {stored} samples, expected {samples}")
         # `packbits` fills the last byte with zeros; `count` removes them.

@@ -1,8 +1,9 @@
 """What an executor provides to a training worker, wherever it runs."""
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -20,8 +21,11 @@ class WorkerSession(Protocol):
     def open_stream(self) -> StreamReader:
         """This worker's part of the samples that the store lacks. Called at most once, unless parts are corrupt."""
 
-    def last_checkpoint(self, scratch: Path) -> AbstractContextManager[Path | None]:
-        """A folder with the last saved training state; None at the start of a run. A collective of all workers.
+    def saved_states(self) -> Iterator[Any]:
+        """The saved training states, for `opened_state`; newest first, the same on all workers. Empty in a new run."""
+
+    def opened_state(self, state: Any, scratch: Path) -> AbstractContextManager[Path]:
+        """A folder with a saved training state. A collective of all workers.
 
         Args:
             scratch: the folder in which a copy is made if the storage is remote: one copy for all workers of a node,

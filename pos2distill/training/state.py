@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pos2distill.errors import UserError
+from pos2distill.errors import CorruptState, UserError
 
 KINDS = ("weight", "exp_avg", "exp_avg_sq")
 STATE_FILE = "state.json"
@@ -92,7 +92,8 @@ class StoredState:
         folder: the folder that `write_state` wrote.
         shapes: the shapes of the model's trained parameters.
     Raises:
-        UserError: naming the file that is missing, corrupt or of another model or version.
+        CorruptState: naming the file that is missing or corrupt.
+        UserError: if it is of another model or version.
     """
 
     def __init__(self, folder: Path, shapes: Shapes) -> None:
@@ -119,7 +120,7 @@ class StoredState:
         """Check the checksums of every `world_size`-th file, beginning with `rank`: all ranks together check all files.
 
         Raises:
-            UserError: naming the file that is missing or corrupt.
+            CorruptState: naming the file that is missing or corrupt.
         """
         for file in list(self.files)[rank::world_size]:
             with self._opened(file) as tensors:
@@ -229,5 +230,5 @@ def _checksum(tensor: Tensor) -> str:
     return f"{zlib.crc32(values):08x}"
 
 
-def _unusable(path: Path, what: str) -> UserError:
-    return UserError(f"{path}: {what}")
+def _unusable(path: Path, what: str) -> CorruptState:
+    return CorruptState(f"{path}: {what}")

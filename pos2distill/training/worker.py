@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pos2distill.config import fingerprint
-from pos2distill.errors import UserError, reword
+from pos2distill.errors import CorruptState, UserError, reword
 from pos2distill.faults import disk_is_full
 from pos2distill.models.files import copy_generation_config
 from pos2distill.models.load import load_prompt_builder, load_tokenizer
@@ -19,6 +19,7 @@ from pos2distill.store.files import allow_usual_access
 from pos2distill.store.retry import retry_while_unreachable
 from pos2distill.store.samples import SampleStore
 from pos2distill.training.checkpointer import Checkpointer
+from pos2distill.training.distributed import DistContext
 from pos2distill.training.job import TrainingJob, TrainingOutcome
 from pos2distill.training.loader import BatchLoader
 from pos2distill.training.loop import Trainer
@@ -26,6 +27,7 @@ from pos2distill.training.memory import translate_model_oom_error
 from pos2distill.training.progress import TrainingProgress
 from pos2distill.training.rows import RowBuilder
 from pos2distill.training.session import WorkerSession
+from pos2distill.training.state import StoredState
 from pos2distill.training.step_log import StepLog
 from pos2distill.training.strategies import build_strategy
 from pos2distill.training.strategies.protocol import Strategy
@@ -94,16 +96,53 @@ def clear_scratch_folder(job: TrainingJob, session: WorkerSession) -> Path:
 def _resume(
     job: TrainingJob, session: WorkerSession, strategy: Strategy, samples: int, scratch: Path
 ) -> TrainingProgress:
-    with session.last_checkpoint(scratch) as folder:
-        if folder is None:
-            return TrainingProgress.at_start(samples)
-        try:
-            strategy.load_state(folder)
-            return TrainingProgress.load(folder, samples)
-        except UserError as error:
-            remedy = f"remove {job.checkpoint.url}/{STATE_FOLDER} to train again from the samples"
-            reword(error, f"{error}; {remedy}")
-            raise
+    """Restore the newest training state that is intact; without any state, begin.
+
+    Raises:
+        UserError: if no saved state is intact, or one is of another model or run.
+    """
+    corrupt: list[CorruptState] = []
+    try:
+        for state in session.saved_states():
+            with session.opened_state(state, scratch) as folder:
+                try:
+                    stored, progress = _read_state(folder, strategy, samples, session.dist)
+                except CorruptState as error:
+                    corrupt.append(error)
+                    continue
+                strategy.load_state(stored)
+            if corrupt and session.dist.rank == 0:
+                session.warn(f"{corrupt[0]}; training continues from an earlier state, at step {progress.step}")
+            return progress
+        if corrupt:
+            raise corrupt[0]
+    except UserError as error:
+        remedy = f"remove {job.checkpoint.url}/{STATE_FOLDER} to train again from the samples"
+        reword(error, f"{error}; {remedy}")
+        raise
+    return TrainingProgress.at_start(samples)
+
+
+def _read_state(
+    folder: Path, strategy: Strategy, samples: int, dist: DistContext
+) -> tuple[StoredState, TrainingProgress]:
+    """A saved training state. A collective: all ranks together check all of its files.
+
+    Raises:
+        CorruptState: on all ranks, if a file is missing or corrupt.
+        UserError: on all ranks, if it is of another model, run or version.
+    """
+    found: UserError | None = None
+    try:
+        stored = StoredState(folder, strategy.state_shapes())
+        stored.verify(rank=dist.rank, world_size=dist.world_size)
+        progress = TrainingProgress.load(folder, samples)
+    except UserError as error:
+        found = error
+    errors = [error for error in dist.all_gather_object(found) if error is not None]
+    if errors:
+        raise errors[0]
+    return stored, progress
 
 
 def save_model(job: TrainingJob, session: WorkerSession, strategy: Strategy, scratch: Path) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ the slow tier.
 """
 
 import json
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -19,11 +20,12 @@ from pipelines.plan import make_plan
 from pipelines.run_coordinator import RunCoordinator
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
-from pos2distill.errors import Stopped
+from pos2distill.errors import Stopped, UserError
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.parts import TableParts
 from tests.support.commands import run_distill, run_evaluate, run_sample, run_study
 from tests.support.paths import ODD_NAME
+from tests.support.results import saved_states, step_of_state
 
 EPOCHS = 2
 STEPS = 8  # 8 examples, 2 in a batch, in 2 epochs
@@ -126,6 +128,60 @@ def test_run_distill_resumes_bit_identically_after_every_step(
         run_distill(interrupted)
         assert results(interrupted) == expected, f"after step {step}"
         assert_each_example_once_an_epoch(interrupted)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "message"),
+    [
+        ("*.safetensors", lambda path: path.write_bytes(path.read_bytes()[:-1]), "corrupt ("),
+        ("state.json", Path.unlink, "missing"),
+        ("progress.json", lambda path: path.write_text("{}"), "corrupt ("),
+        ("", shutil.rmtree, "missing"),
+    ],
+)
+def test_run_distill_continues_from_the_state_before_a_corrupt_one(
+    recipe: Recipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    file: str,
+    damage: Callable[[Path], Any],
+    message: str,
+) -> None:
+    """States are saved after steps 3 and 6, and when it stops after step 7; the newest two are kept."""
+    run_distill(recipe)
+    expected = results(recipe)
+    interrupted = at_storage(tmp_path, tmp_path / ODD_NAME)
+    with monkeypatch.context() as patch:
+        interrupt(patch, "stopped", 7)
+        assert not ended_by_itself(interrupted)
+    intact, corrupt = sorted(saved_states(interrupted), key=step_of_state)
+    assert [step_of_state(state) for state in (intact, corrupt)] == [6, 7]
+    (damaged,) = corrupt.parent.glob(file) if file else (corrupt.parent,)
+    damage(damaged)
+    capsys.readouterr()
+
+    run_distill(interrupted)
+    (warning,) = (line for line in capsys.readouterr().err.splitlines() if "training continues" in line)
+    assert warning.startswith(f"warning: {damaged if file else corrupt.parent / 'state.json'}: {message}")
+    assert warning.endswith("; training continues from an earlier state, at step 6")
+    assert results(interrupted) == expected
+    assert_each_example_once_an_epoch(interrupted)
+
+
+def test_run_distill_ends_if_all_states_are_corrupt(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        interrupt(patch, "stopped", 7)
+        assert not ended_by_itself(recipe)
+    for state in saved_states(recipe):
+        (state.parent / "state.json").write_text("{}")
+    newest = max(saved_states(recipe), key=step_of_state).parent
+    checkpoint = make_plan(recipe).distill.artifact.path
+    with pytest.raises(UserError) as caught:
+        run_distill(recipe)
+    assert str(caught.value).startswith(f"{newest}/state.json: corrupt (")
+    assert str(caught.value).endswith(f"; remove {checkpoint}/training to train again from the samples")
+    assert len(saved_states(recipe)) == 2
 
 
 def test_run_distill_counts_the_seconds_of_a_stopped_run(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:

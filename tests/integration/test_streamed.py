@@ -26,6 +26,7 @@ from tests.support.results import (
     read_steps,
     sample_store,
     saved_states,
+    step_of_state,
     stored_samples,
 )
 from tests.support.tiny import write_examples
@@ -82,10 +83,13 @@ def assert_same_training(recipe: Recipe, reference: Recipe) -> None:
     assert not (Path(artifact_of(recipe, "distill").path) / "training").exists()
 
 
-def test_distill_interrupted_and_run_again_ends_as_if_uninterrupted(
+def test_distill_interrupted_with_a_corrupt_state_and_run_again_ends_as_if_uninterrupted(
     streamed: Callable[..., Recipe], tmp_path: Path
 ) -> None:
-    """A real driver on Ray gets a SIGINT while it samples and trains. The reference runs on the local executor."""
+    """A real driver on Ray gets a SIGINT while it samples and trains; then its newest training state is corrupt.
+
+    The reference runs on the local executor.
+    """
     recipe = streamed(
         data={"train_examples": 24, "eval_examples": 2},
         training={"global_batch_rows": 8, "epochs": 4, "order": "fixed"},
@@ -94,21 +98,28 @@ def test_distill_interrupted_and_run_again_ends_as_if_uninterrupted(
             "samplers": {"batch_size": 4, "concurrent_batches": 1},
             "teachers": {"batch_size": 4, "concurrent_batches": 1},
             "trainers": {"micro_batch_tokens": 4096},
-            "checkpoints": {"steps": 6},
+            "checkpoints": {"steps": 3},
         },
     )
     interrupted = with_runtime(recipe, storage=str(tmp_path / "interrupted"))
     driver = Driver(tmp_path / "recipe.yaml", tmp_path / "interrupted")
-    driver.wait_for(lambda: saved_states(interrupted))
+    driver.wait_for(lambda: len(saved_states(interrupted)) == 2)
     assert driver.end(signal.SIGINT) == 130
     last_line = driver.log.read_text().splitlines()[-1]
     assert "run the same command again to continue" in last_line
     assert "; its checkpoint is kept" in last_line
     assert artifact_of(interrupted, "distill").manifest() is None
     steps = read_steps(interrupted)
+    intact, corrupt = sorted(saved_states(interrupted), key=step_of_state)
+    file = next(corrupt.parent.glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1])
+    step = step_of_state(intact)
 
     driver = Driver(tmp_path / "recipe.yaml", tmp_path / "interrupted")
     assert driver.end() == 0, driver.log.read_text()
+    (warning,) = (line for line in driver.log.read_text().splitlines() if "training continues" in line)
+    assert warning.startswith(f"warning: {file}: corrupt (")
+    assert warning.endswith(f"; training continues from an earlier state, at step {step}")
     assert_exactly_once(interrupted)
     assert read_steps(interrupted)[: len(steps)] == steps
 

@@ -51,6 +51,12 @@ def saved_states(recipe: Recipe) -> list[Path]:
     return [path for path in paths if _size(path)]
 
 
+def step_of_state(progress: Path) -> int:
+    """The step at which a run resumes from a training state."""
+    step: int = json.loads(progress.read_text())["step"]
+    return step
+
+
 def flip_bit(part: Path, column: str) -> None:
     """Corrupt one column of a Parquet file, so that only those who read it notice."""
     metadata = pq.read_metadata(part)

@@ -16,7 +16,15 @@ import ray.train
 import ray.train.torch
 import torch
 from ray.data import DataIterator
-from ray.train import Checkpoint, CheckpointConfig, DataConfig, FailureConfig, RunConfig, ScalingConfig
+from ray.train import (
+    Checkpoint,
+    CheckpointConfig,
+    CheckpointConsistencyMode,
+    DataConfig,
+    FailureConfig,
+    RunConfig,
+    ScalingConfig,
+)
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2._internal.execution.context import get_train_context
 from ray.train.v2.api.report_config import CheckpointUploadMode
@@ -127,20 +135,29 @@ class RaySession:
         """See `WorkerSession.open_stream`."""
         return ShardReader(ray.train.get_dataset_shard(_STREAM), self.rows_per_poll)
 
-    @contextmanager
-    def last_checkpoint(self, scratch: Path) -> Iterator[Path | None]:
-        """See `WorkerSession.last_checkpoint`."""
-        checkpoint = ray.train.get_checkpoint()
-        if checkpoint is None:
-            yield None
+    def saved_states(self) -> Iterator[Checkpoint]:
+        """See `WorkerSession.saved_states`."""
+        newest = ray.train.get_checkpoint()
+        if newest is None:
             return
+        yield newest
+        # Asked for only if the newest one is corrupt. Those on the storage, whether or not they are validated, which
+        # none of ours is.
+        reported = ray.train.get_all_reported_checkpoints(CheckpointConsistencyMode.COMMITTED)
+        for each in reversed(reported):
+            if each.checkpoint.path != newest.path:
+                yield each.checkpoint
+
+    @contextmanager
+    def opened_state(self, state: Checkpoint, scratch: Path) -> Iterator[Path]:
+        """See `WorkerSession.opened_state`."""
         if self.is_local:
-            yield Path(checkpoint.path)
+            yield Path(state.path)
             return
         # `Checkpoint.as_directory` (Ray 2.60) leaves its copy on the disk for ever if a worker dies that reads it.
         copy = scratch / f"resume-{self.node_rank}"  # several nodes may be on one machine
         if self.local_rank == 0:
-            checkpoint.to_directory(copy)
+            state.to_directory(copy)
         self.dist.all_gather_object("copied")
         yield copy
         self.dist.all_gather_object("read")

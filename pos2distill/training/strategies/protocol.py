@@ -6,6 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 from pos2distill.models.packing import ResponseBatch
+from pos2distill.training.state import Shapes, StoredState
 from pos2distill.training.student import Student
 from pos2distill.training.teachers import TeacherDistribution
 
@@ -45,9 +46,12 @@ class Strategy(Protocol):
     def save_state(self, folder: Path) -> None:
         """Write trained weights and optimizer state. Called on every rank; each writes its own files."""
 
-    def load_state(self, folder: Path) -> None:
+    def state_shapes(self) -> Shapes:
+        """The shapes of the trained parameters, which a saved state must have."""
+
+    def load_state(self, stored: StoredState) -> None:
         """Restore a saved state: of any number of ranks, of either strategy. Called on every rank.
 
-        Raises:
-            UserError: naming the file that is missing, corrupt or of another model.
+        Args:
+            stored: a state with `state_shapes`, whose files are known to be intact.
         """

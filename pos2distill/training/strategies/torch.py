@@ -11,7 +11,7 @@ from pos2distill.environment import set_deepspeed_variables
 from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import load_model, torch_dtype, weight_dtypes
 from pos2distill.models.packing import ResponseBatch
-from pos2distill.training.state import KINDS, StoredState, init_optimizer_state, write_state
+from pos2distill.training.state import KINDS, Shapes, StoredState, init_optimizer_state, write_state
 from pos2distill.training.student import Student, plain_weights, prepare_for_training, trainable
 from pos2distill.training.teachers import TeacherDistribution
 
@@ -101,18 +101,18 @@ class TorchStrategy:
         init_optimizer_state(self.optimizer, parameters.values())
         any_parameter = next(iter(parameters.values()))
         step = int(self.optimizer.state[any_parameter]["step"])
-        shapes = {name: parameter.shape for name, parameter in parameters.items()}
 
         def gather(kind: str, name: str) -> Tensor:
             return self._state_of(parameters[name], kind)
 
-        write_state(folder, shapes, gather, step=step, rank=0, world_size=1)
+        write_state(folder, self.state_shapes(), gather, step=step, rank=0, world_size=1)
+
+    def state_shapes(self) -> Shapes:
+        return {name: parameter.shape for name, parameter in trainable(self.student.lm).items()}
 
     @torch.no_grad()
-    def load_state(self, folder: Path) -> None:
+    def load_state(self, stored: StoredState) -> None:
         parameters = trainable(self.student.lm)
-        stored = StoredState(folder, {name: parameter.shape for name, parameter in parameters.items()})
-        stored.verify(rank=0, world_size=1)
         # A new optimizer has no moments that the stored ones could be copied into.
         init_optimizer_state(self.optimizer, parameters.values())
         for name, parameter in parameters.items():

@@ -19,7 +19,7 @@ from pos2distill.environment import set_deepspeed_variables
 from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import load_model, non_persistent_buffers, torch_dtype, weight_dtypes
 from pos2distill.models.packing import ResponseBatch
-from pos2distill.training.state import KINDS, StoredState, init_optimizer_state, write_state
+from pos2distill.training.state import KINDS, Shapes, StoredState, init_optimizer_state, write_state
 from pos2distill.training.student import Student, plain_weights, prepare_for_training, trainable
 from pos2distill.training.teachers import TeacherDistribution
 
@@ -114,7 +114,6 @@ class Zero3Strategy:
 
         parameters = self._parameters()
         adam, shards = self._adam()
-        shapes = {name: parameter.ds_shape for name, parameter in parameters.items()}
 
         def gather(kind: str, name: str) -> Tensor:
             full: Tensor
@@ -126,14 +125,15 @@ class Zero3Strategy:
 
         # All shards are updated together, so any of them has the step count.
         step = int(adam.state[shards[0]]["step"])
-        write_state(folder, shapes, gather, step=step, rank=self.rank, world_size=self.world_size)
+        write_state(folder, self.state_shapes(), gather, step=step, rank=self.rank, world_size=self.world_size)
 
-    def load_state(self, folder: Path) -> None:
+    def state_shapes(self) -> Shapes:
+        return {name: parameter.ds_shape for name, parameter in self._parameters().items()}
+
+    def load_state(self, stored: StoredState) -> None:
         from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state
 
         parameters = self._parameters()
-        stored = StoredState(folder, {name: parameter.ds_shape for name, parameter in parameters.items()})
-        stored.verify(rank=self.rank, world_size=self.world_size)
         adam, shards = self._adam()
         optimizer = self.engine.optimizer
         # Frees weights that are still gathered from the last pass: they are the old ones.

@@ -37,7 +37,7 @@ def test_an_interrupt_leaves_no_traceback_behind(caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize("remote", [True, False])
-def test_last_checkpoint_is_copied_only_from_a_remote_storage(
+def test_opened_state_is_copied_only_from_a_remote_storage(
     make_recipe: Callable[..., Recipe], tmp_path: Path, remote: bool
 ) -> None:
     storage = f"memory://{uuid.uuid4().hex}/{ODD_NAME}" if remote else str(tmp_path / ODD_NAME)
@@ -45,15 +45,14 @@ def test_last_checkpoint_is_copied_only_from_a_remote_storage(
     session.checkpoint, session.keep = make_plan(make_recipe(runtime={"storage": storage})).distill.artifact, 1
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    with session.last_checkpoint(scratch) as none:
-        assert none is None
+    assert not list(session.saved_states())
     saved = tmp_path / "state"
     saved.mkdir()
     (saved / "state.json").write_text("{}")
     session.save_checkpoint(3, saved)
     assert not saved.exists()
-    with session.last_checkpoint(scratch) as folder:
-        assert folder is not None
+    (state,) = session.saved_states()
+    with session.opened_state(state, scratch) as folder:
         assert (folder / "state.json").read_text() == "{}"
         assert folder.is_relative_to(scratch) == remote
     assert not list(scratch.iterdir())

@@ -179,41 +179,31 @@ def session() -> RaySession:
     return made
 
 
-def test_last_checkpoint_of_a_remote_storage_is_copied_to_scratch_and_removed(
-    session: RaySession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_opened_state_of_a_remote_storage_is_copied_to_scratch_and_removed(session: RaySession, tmp_path: Path) -> None:
     memory: Any = fsspec.filesystem("memory")
     folder = f"/{uuid.uuid4().hex}/checkpoint"
     memory.pipe(f"{folder}/state.json", b"{}")
     filesystem = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(memory))
-    monkeypatch.setattr(ray.train, "get_checkpoint", lambda: Checkpoint(folder, filesystem))
-    with session.last_checkpoint(tmp_path) as copy:
-        assert copy is not None
+    with session.opened_state(Checkpoint(folder, filesystem), tmp_path) as copy:
         assert copy.is_relative_to(tmp_path)
         assert (copy / "state.json").read_bytes() == b"{}"
     assert not list(tmp_path.iterdir())
 
 
-def test_last_checkpoint_of_a_mounted_storage_is_read_in_place(
-    session: RaySession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_opened_state_of_a_mounted_storage_is_read_in_place(session: RaySession, tmp_path: Path) -> None:
     stored = tmp_path / "stored"
     stored.mkdir()
-    monkeypatch.setattr(ray.train, "get_checkpoint", lambda: Checkpoint.from_directory(stored))
     session.is_local = True
     scratch = tmp_path / "scratch"
-    with session.last_checkpoint(scratch) as folder:
+    with session.opened_state(Checkpoint.from_directory(stored), scratch) as folder:
         assert folder == stored
     assert stored.exists()
     assert not scratch.exists()
 
 
-def test_last_checkpoint_of_a_new_run_is_none(
-    session: RaySession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_saved_states_of_a_new_run_are_none(session: RaySession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray.train, "get_checkpoint", lambda: None)
-    with session.last_checkpoint(tmp_path) as folder:
-        assert folder is None
+    assert not list(session.saved_states())
 
 
 class Outage(pyarrow.fs.FSSpecHandler):  # type: ignore[misc]  # untyped
