@@ -4,6 +4,7 @@ They take what the command line takes, print the same progress, use the same sto
 whose results are stored already returns them at once.
 """
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from pos2distill.evaluation.result import Evaluation, Picture
 from pos2distill.evaluation.scores import Curve
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.checkpoint_layout import MODEL_FOLDER, model_url
-from pos2distill.store.samples import SampleStore
+from pos2distill.store.samples import SampleStore, UnreadablePartError
 
 from . import commands
 from .api_input import (
@@ -37,8 +38,10 @@ from .api_input import (
 from .model_recipe import recipe_of_questions
 from .results.evaluations import read_evaluations
 from .results.hub import push_checkpoint
+from .stage_runner import driver_lease
 from .stages.distill import read_steps
 from .stages.sample import sample_ids_of
+from .stages.stage import Stage
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -172,19 +175,30 @@ def sample(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questio
         studies = commands.plan_command(loaded, "sample")
         (planned,) = studies
         stage = planned.plan.first_sample
-        store = SampleStore(stage.artifact)
         for attempt in range(_ATTEMPTS):
             commands.run_sample(loaded, studies)
-            index = store.index(sample_ids_of(stage))
             try:
-                # Not all candidates are sampled where fewer are enough.
-                table = store.load(index, np.flatnonzero(index.stored), _SAMPLE_COLUMNS)
-            except CorruptPart as error:
+                table = _read_samples(stage, read_only=True)
+            except UnreadablePartError as error:
                 if attempt == _ATTEMPTS - 1:
                     raise TransientError(str(error)) from None
-                continue  # the next attempt makes its samples again
+                # Moves the corrupt part away, so that the next attempt makes its samples again.
+                with driver_lease(loaded), contextlib.suppress(CorruptPart):
+                    _read_samples(stage, read_only=False)
+                continue
             return Samples(stage.artifact.url, stage.output().manifest().counts, table)
         raise AssertionError("the last attempt returns or raises")
+
+
+def _read_samples(stage: Stage, *, read_only: bool) -> pa.Table:
+    """The samples of a finished stage. Not all candidates are sampled where fewer are enough.
+
+    Args:
+        read_only: as `SampleStore`; otherwise the lease is needed.
+    """
+    store = SampleStore(stage.artifact, read_only=read_only)
+    index = store.index(sample_ids_of(stage))
+    return store.load(index, np.flatnonzero(index.stored), _SAMPLE_COLUMNS)
 
 
 def distill(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questions | None = None) -> Checkpoint:

@@ -84,13 +84,12 @@ def plan_command(recipe: Recipe, command: str) -> list[PlannedStudy]:
 def run_study(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
     """Run the whole chain, up to the report. Of a sweep, every study, which share what their settings do not change."""
     # All of them first: the last study should not be rejected hours after the first one has started.
-    for planned in studies:
-        _check(planned, "study")
-    for number, planned in enumerate(studies, start=1):
+    checked = [_check(planned, "study") for planned in studies]
+    for number, (planned, stages) in enumerate(zip(studies, checked, strict=True), start=1):
         if recipe.sweep:
             print(f"--- study {number} of {len(studies)}{format_settings(planned.settings)}", flush=True)
         with driver_lease(recipe) as lease:
-            _run(planned, "study", lease)
+            _run(planned, "study", stages, lease)
             # With the lease: two drivers that write the report's folder at the same time would lose one of them.
             if not recipe.sweep:
                 _report_unless_shown(recipe, planned.plan)
@@ -127,9 +126,9 @@ def run_evaluate(
         print(f"evaluation.also_evaluate: {names}: evaluated by `study`, not by `evaluate`", flush=True)
     # Before anything runs.
     compared = read_baseline(baseline, plan.study) if baseline else None
-    _check(planned, "evaluate")
+    checked = _check(planned, "evaluate")
     with driver_lease(recipe) as lease:
-        _run(planned, "evaluate", lease)
+        _run(planned, "evaluate", checked, lease)
         with storage_errors(recipe.storage, "runtime.storage"):
             evaluations = write_evaluations(recipe, plan)
     inference = recipe.study.inference
@@ -151,9 +150,9 @@ def run_evaluate(
 def run_analyze(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
     """Analyze why answers differ by position: of the base model and, once there is a checkpoint, the distilled one."""
     (planned,) = studies
-    _check(planned, "analyze")
+    checked = _check(planned, "analyze")
     with driver_lease(recipe) as lease:
-        _run(planned, "analyze", lease)
+        _run(planned, "analyze", checked, lease)
         analyses = read_analyses(planned.plan)
         write_analysis(planned.recipe, analyses)
     for model, analysis in analyses.items():
@@ -179,18 +178,18 @@ def _with_analysis(recipe: Recipe) -> Recipe:
 def run_sample(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
     """Make the samples, with what the teacher stores beside them."""
     (planned,) = studies
-    _check(planned, "sample")
+    checked = _check(planned, "sample")
     with driver_lease(recipe) as lease:
-        _run(planned, "sample", lease)
+        _run(planned, "sample", checked, lease)
 
 
 def run_distill(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
     """Train the checkpoint from stored samples; in streamed mode, sample what is missing at the same time."""
     (planned,) = studies
-    _check(planned, "distill")
+    checked = _check(planned, "distill")
     with driver_lease(recipe) as lease:
         _require_samples(recipe, studies)
-        _run(planned, "distill", lease)
+        _run(planned, "distill", checked, lease)
     print_paths(checkpoint=model_url(planned.plan.distill.artifact))
 
 
@@ -275,14 +274,24 @@ COMMANDS = {
 }
 
 
-def _check(planned: PlannedStudy, command: str) -> None:
-    """Check everything that a command needs before its first stage."""
-    preflight(planned.recipe, planned.plan, COMMANDS[command].stages(planned.plan))
+def _check(planned: PlannedStudy, command: str) -> list[Stage]:
+    """Check everything that a command needs before its first stage. Returns its stages."""
+    stages = COMMANDS[command].stages(planned.plan)
+    preflight(planned.recipe, planned.plan, stages)
+    return stages
 
 
-def _run(planned: PlannedStudy, command: str, lease: Lease) -> None:
-    """Run the stages of a command that are not finished."""
-    run_stages(planned.recipe, planned.plan, COMMANDS[command].stages(planned.plan), lease)
+def _run(planned: PlannedStudy, command: str, checked: Sequence[Stage], lease: Lease) -> None:
+    """Run the stages of a command that are not finished.
+
+    Args:
+        checked: what `_check` returned. While this command waited for the lease, the driver that had it may have
+            finished a checkpoint, whose stages are checked too.
+    """
+    stages = COMMANDS[command].stages(planned.plan)
+    if stages != checked:
+        preflight(planned.recipe, planned.plan, stages)
+    run_stages(planned.recipe, planned.plan, stages, lease)
 
 
 def _plan_studies(recipe: Recipe) -> list[PlannedStudy]:

@@ -48,6 +48,7 @@ class Plan:
         rounds: one, but for on-policy methods (`method.rounds`).
         other_tasks: by name.
         fingerprint: the report's fingerprint; the report shows the results of all stages.
+        model_digest: that of the model when the study was planned.
     """
 
     study: Study
@@ -62,6 +63,7 @@ class Plan:
     analyze_distilled: Stage | None
     other_tasks: Mapping[str, TaskPlan]
     fingerprint: str
+    model_digest: str
 
     @property
     def first_sample(self) -> Stage:
@@ -245,6 +247,7 @@ def _make_plan(recipe: Recipe, context: PlanContext, first_sample: Stage) -> Pla
         analyze_distilled=analyze_distilled,
         other_tasks=other_tasks,
         fingerprint=_report_fingerprint(study, evaluate_base, evaluate_distilled, analyze_distilled, other_tasks),
+        model_digest=context.digests.model,
     )
 
 

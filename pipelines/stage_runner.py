@@ -6,13 +6,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from pos2distill.config import Recipe
-from pos2distill.errors import TransientError, warn
+from pos2distill.errors import TransientError, UserError, warn
 from pos2distill.evaluation.count_warnings import count_warnings
+from pos2distill.models.files import is_hub_name, model_digest
 from pos2distill.startup import is_cli_process
 from pos2distill.store.artifacts import Manifest
 from pos2distill.store.checkpoint_layout import MODEL_FOLDER, STATE_FOLDER, STEPS_FOLDER
 from pos2distill.store.lease import Lease, exit_immediately, hold_lease
 from pos2distill.store.storage import claim_storage, release_storage, remove_if_empty
+from pos2distill.urls import storage_errors
 
 from .artifact_names import CHECKPOINT, EXAMPLES
 from .checks.data_checks import check_prompts
@@ -107,11 +109,17 @@ class _StageRunner:
         self.provenance = Provenance.now(recipe, plan.study.model)
         settings = plan.study.model_dump(mode="json")
         executor = LeasedExecutor(build_executor(recipe.runtime), lease)
-        self.context = RunContext(recipe.name, recipe.storage, settings, recipe.runtime, executor, lease)
+        self.context = RunContext(recipe.name, settings, recipe.runtime, executor, lease)
 
     def run(self, stage: Stage) -> Manifest:
-        """Run one stage, which publishes its artifact."""
+        """Run one stage, which publishes its artifact.
+
+        Raises:
+            UserError: if the model is another one than was planned with; otherwise as the stage.
+        """
         self.lease.check()
+        if stage.study.model.path:
+            self._require_same_model()
         for each in (*stage.streams.values(), stage):
             record_inputs(each)
         try:
@@ -124,6 +132,23 @@ class _StageRunner:
             raise
         self._record_provenance(stage)
         return manifest
+
+    def _require_same_model(self) -> None:
+        """Reject a model whose files were replaced since the study was planned.
+
+        What it makes would be taken for that of the earlier one. The model of a hub is pinned to a commit, and what a
+        server runs is not known.
+
+        Raises:
+            UserError: with what to do.
+        """
+        model = self.plan.study.model
+        if model.engine == "openai" or is_hub_name(model.path):
+            return
+        with storage_errors(model.path, "model.path"):
+            digest = model_digest(model)
+        if digest != self.plan.model_digest:
+            raise UserError(f"{model.path}: changed since this command began; run it again (model.path)")
 
     def _record_provenance(self, stage: Stage) -> None:
         provenance = self.provenance.dated()

@@ -1,6 +1,8 @@
 """Files and folders by their names: fsspec 2026.9 takes `[`, `*` and `?` anywhere in a path for a pattern."""
 
+import contextlib
 import glob
+import os
 import re
 from pathlib import Path, PurePosixPath
 
@@ -16,7 +18,10 @@ def list_matching(fs: fsspec.AbstractFileSystem, folder: str, pattern: str, *, w
         folder: the folder, read literally.
         pattern: pattern of paths in it, such as `part-*.parquet` or `*/manifest.json`; each name is one of `fnmatch`.
         with_folders: list folders that match too.
+    Raises:
+        OSError: if a folder of this machine cannot be listed.
     """
+    require_listable(fs, folder)
     fs.invalidate_cache(folder)
     options = {}
     stem = re.split(r"[*?\[/]", pattern, maxsplit=1)[0]
@@ -30,6 +35,17 @@ def list_matching(fs: fsspec.AbstractFileSystem, folder: str, pattern: str, *, w
         if len(name.parts) == depth and name.match(pattern):
             matching.append(str(path))
     return sorted(matching)
+
+
+def require_listable(fs: fsspec.AbstractFileSystem, folder: str) -> None:
+    """Reject a folder of this machine that cannot be listed: fsspec 2026.9 shows it as an empty one.
+
+    Raises:
+        OSError: for `urls.storage_errors`. None if there is no such folder.
+    """
+    if isinstance(fs, LocalFileSystem):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            os.listdir(folder)
 
 
 def remove(fs: fsspec.AbstractFileSystem, path: str) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import fsspec
-from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import TransientError, UserError
 from pos2distill.faults import (
@@ -76,17 +75,6 @@ def storage_errors(url: str, setting: str) -> Iterator[None]:
         kind = UserError if is_permanent(cause) else TransientError
         reason = f"{error_text(cause)}{error_file(cause, url)}"
         raise kind(f"{url}: cannot be used ({reason}) ({setting}){fix_hint(cause, url)}") from None
-
-
-def require_listable(fs: fsspec.AbstractFileSystem, path: str) -> None:
-    """Reject a folder of this machine that may not be read: fsspec 2026.9 shows it as an empty one.
-
-    Raises:
-        PermissionError: for `storage_errors`.
-    """
-    if isinstance(fs, LocalFileSystem):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            os.listdir(path)
 
 
 def why_not_found(error: BaseException) -> BaseException | None:

@@ -56,9 +56,7 @@ def measure(material: Path, examples: int, cores: int) -> dict[str, Any]:
         recipe = load(material, storage, examples)
         plan = make_plan(recipe)
         logged_settings = recipe.study.model_dump(mode="json")
-        run = RunContext(
-            recipe.name, recipe.storage, logged_settings, recipe.runtime, RayExecutor(recipe.runtime), Lease()
-        )
+        run = RunContext(recipe.name, logged_settings, recipe.runtime, RayExecutor(recipe.runtime), Lease())
         finished = threading.Event()
         watcher = threading.Thread(target=watch, args=(memory, finished), daemon=True)
         watcher.start()

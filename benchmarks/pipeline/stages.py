@@ -63,9 +63,7 @@ def measure(recipe: Recipe, plan: Plan) -> dict[str, float]:
     """CPU seconds of every step for all training examples of a recipe, in blocks as the pipeline cuts them."""
     stopwatch = Stopwatch()
     logged_settings = recipe.study.model_dump(mode="json")
-    run = RunContext(
-        recipe.name, recipe.storage, logged_settings, recipe.runtime, LocalExecutor(recipe.runtime), Lease()
-    )
+    run = RunContext(recipe.name, logged_settings, recipe.runtime, LocalExecutor(recipe.runtime), Lease())
     with stopwatch.time("read, check, split, write"):
         plan.prepare.run(plan.prepare, run)
     _sample(recipe, plan, stopwatch)

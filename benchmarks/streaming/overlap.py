@@ -61,9 +61,7 @@ def measure(mode: str, delay_s: float, examples: int) -> dict[str, Any]:
         recipe = load(storage, mode, delay_s, examples)
         plan = make_plan(recipe)
         logged_settings = recipe.study.model_dump(mode="json")
-        run = RunContext(
-            recipe.name, recipe.storage, logged_settings, recipe.runtime, RayExecutor(recipe.runtime), Lease()
-        )
+        run = RunContext(recipe.name, logged_settings, recipe.runtime, RayExecutor(recipe.runtime), Lease())
         plan.prepare.run(plan.prepare, run)
         result: dict[str, Any] = {}
         start = time.monotonic()

@@ -126,7 +126,7 @@ def watch(measured: list[dict[str, float]], store: SampleStore, finished: thread
 def measure(recipe: Recipe, plan: Plan, examples: int) -> dict[str, Any]:
     """Run the stages `prepare` and `distill`, and check that training used every example once."""
     logged_settings = recipe.study.model_dump(mode="json")
-    run = RunContext(recipe.name, recipe.storage, logged_settings, recipe.runtime, RayExecutor(recipe.runtime), Lease())
+    run = RunContext(recipe.name, logged_settings, recipe.runtime, RayExecutor(recipe.runtime), Lease())
     plan.prepare.run(plan.prepare, run)
     measured: list[dict[str, float]] = []
     finished = threading.Event()

@@ -18,7 +18,7 @@ from pos2distill.urls import open_url
 from ..pending import is_pending
 from ..plan import Plan
 from ..stages.distill import check_executor
-from ..stages.made_from import reject_changed_input
+from ..stages.made_from import reject_changed_input, require_measured_as_trained
 from ..stages.resolve import with_distilled
 from ..stages.stage import Stage
 from .machine_checks import check_cpus, check_gpus, check_ray, check_rights, check_space, check_temporary_space
@@ -41,6 +41,8 @@ def preflight(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
     check_storage(recipe.storage, recipe.name)
     for stage in stages:
         reject_changed_input(stage)
+    if plan.evaluate_distilled in stages and plan.distill not in stages:
+        require_measured_as_trained(plan.distill)
     pending = [stage for stage in stages if is_pending(stage, plan, stages, recipe.runtime)]
     # Not if all is cached: to import transformers takes longer than to show the results.
     if not pending:

@@ -17,14 +17,16 @@ import pydantic
 
 from pos2distill.config import PoolSection, Runtime
 from pos2distill.errors import CorruptPart, TransientError, warn
-from pos2distill.literal_paths import download
+from pos2distill.literal_paths import download, list_matching, remove
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.sampling.blocks import batches_of
 from pos2distill.sampling.operators import ActorOperator, Operator
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.checkpoint_layout import STATE_FOLDER
+from pos2distill.store.files import sync_folder
 from pos2distill.store.retry import retry_while_unreachable
 from pos2distill.training.job import TrainingJob, TrainingOutcome
+from pos2distill.urls import storage_errors
 
 from ..progress_bar import show_progress
 from ..run_coordinator import ProgressSpec, RunCoordinator
@@ -90,6 +92,8 @@ class LocalExecutor:
         """See `Executor.train`."""
         from pos2distill.training.worker import run_worker
 
+        with storage_errors(job.checkpoint.url, "runtime.storage"):
+            remove_unlisted_folders(job.checkpoint)
         for restart in range(job.runtime.trainers.max_restarts + 1):
             # `blocks()` is called for each attempt: a restart samples only what the store lacks by then.
             samples = self.map(stream.blocks(), stream.operators, label="sampling", coordinator=coordinator)
@@ -243,7 +247,10 @@ class LocalSession:
             yield Path(path)
             return
         copy = scratch / "resume"
-        download(self.checkpoint.fs, path, copy)
+        copy.mkdir()
+        # In an empty folder, whoever reads the state finds its files missing.
+        with contextlib.suppress(FileNotFoundError):
+            download(self.checkpoint.fs, path, copy)
         yield copy
         shutil.rmtree(copy)
 
@@ -252,6 +259,8 @@ class LocalSession:
         # The random suffix avoids the folder of a killed run, which may hold half an upload of the same step.
         name = f"{step:08d}-{uuid.uuid4().hex[:8]}"
         retry_while_unreachable(lambda: self.checkpoint.upload(folder, f"{_STATE}/{name}"), self.warn)
+        if self.checkpoint.is_local:
+            sync_folder(Path(self.checkpoint.path) / _STATE / name)
         shutil.rmtree(folder)
         saved = [*saved_folders(self.checkpoint), name]
         retry_while_unreachable(
@@ -281,7 +290,18 @@ class LocalSession:
 def saved_folders(checkpoint: Artifact) -> list[str]:
     """Names of the saved training states, oldest first."""
     latest = f"{_STATE}/{_LATEST}"
-    if not checkpoint.fs.exists(f"{checkpoint.path}/{latest}"):
+    try:
+        content = checkpoint.fs.cat_file(f"{checkpoint.path}/{latest}")
+    except (FileNotFoundError, NotADirectoryError):  # not `exists`, which says no of a file that it cannot look at
         return []
     with checkpoint.reading(latest):
-        return _NAMES.validate_json(checkpoint.fs.cat_file(f"{checkpoint.path}/{latest}"))
+        return _NAMES.validate_json(content)
+
+
+def remove_unlisted_folders(checkpoint: Artifact) -> None:
+    """Remove states whose upload was cut off: they would fill the disk, and nothing reads them."""
+    saved = saved_folders(checkpoint)
+    for path in list_matching(checkpoint.fs, f"{checkpoint.path}/{_STATE}", "*", with_folders=True):
+        name = path.rstrip("/").rpartition("/")[2]
+        if name not in (_LATEST, *saved):
+            remove(checkpoint.fs, path)

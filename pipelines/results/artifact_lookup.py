@@ -9,14 +9,15 @@ from pydantic import ValidationError
 
 from pos2distill.config import Study
 from pos2distill.config.load import validate_evaluated
-from pos2distill.errors import UserError, did_you_mean_one, no_such_folder
-from pos2distill.literal_paths import list_matching
+from pos2distill.errors import UserError, did_you_mean_one, no_such_folder, warn
+from pos2distill.literal_paths import list_matching, require_listable
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.checkpoint_layout import MODEL_CARD, MODEL_FOLDER
 from pos2distill.store.storage import RUN_FILE
-from pos2distill.urls import open_url, require_listable, storage_errors
+from pos2distill.urls import open_url, storage_errors
 
 from ..provenance import UNFINISHED_FILE, Provenance, corrupt_provenance, read_provenance
+from ..stages.made_from import is_of_earlier_checkpoint
 
 
 def list_artifacts(
@@ -81,7 +82,8 @@ def open_artifact(
 ) -> Artifact:
     """The artifact at a path, or the newest one in a run's storage, of the first kind of which there are any.
 
-    Of several of the same name, such as those of a sweep, the one that is taken is printed on stderr.
+    Of several of the same name, such as those of a sweep, the one that is taken is printed on stderr. So is a warning
+    of answers of a model that has been trained again since.
 
     Args:
         kinds: each by the names of its artifacts.
@@ -99,6 +101,7 @@ def open_artifact(
             if artifact.name not in names:
                 folders = " or ".join(f"{name}-FINGERPRINT" for name in names)
                 raise UserError(f"{run}: expected a folder named {folders}")
+            _warn_if_outdated(artifact)
             return artifact
         if not fs.exists(f"{path}/{RUN_FILE}"):
             if not fs.exists(path):
@@ -111,6 +114,7 @@ def open_artifact(
             if found:
                 found = _of_last_rounds(found)
                 _require_one(run, found, newest=newest)
+                _warn_if_outdated(found[0])
                 return found[0]
     of_task = "" if task is None else f" of the task {task!r} (evaluation.also_evaluate)"
     raise UserError(f"{run}: holds no finished {' or '.join(names)}{of_task}")
@@ -145,6 +149,14 @@ def _require_one(run: str, artifacts: Sequence[Artifact], *, newest: bool) -> No
         return
     found = f"found {len(artifacts)} in it, the newest first: {', '.join(each.folder for each in artifacts)}"
     raise UserError(f"{run}: expected the folder of one {artifacts[0].name}, {found}")
+
+
+def _warn_if_outdated(artifact: Artifact) -> None:
+    """Warn of answers of a model that has been trained again since."""
+    provenance = read_provenance(artifact)
+    checkpoint = provenance.inputs.get("checkpoint") if provenance else None
+    if checkpoint and is_of_earlier_checkpoint(artifact, Artifact.in_folder(artifact.storage, checkpoint)):
+        warn(f"{artifact.url}: is of an earlier {checkpoint}, which has been trained again since; run `evaluate` again")
 
 
 def no_such_run(run: str) -> str:

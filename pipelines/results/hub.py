@@ -18,8 +18,11 @@ from ..stages.distill import has_adapter
 from .artifact_lookup import open_artifact
 
 _TOKEN = "set HF_TOKEN, or log in with `hf auth login`"
-# Weights of an earlier model that has more files: an index that is left makes vLLM 0.32 load those that it names.
-_WEIGHTS = re.compile(r"(model|consolidated|pytorch_model)[^/]*\.(safetensors|bin)(\.index\.json)?")
+# Files of an earlier model that would be loaded instead: vLLM 0.32 loads the weights that an index names, transformers
+# 5.19 the base model that a config of adapters names.
+_EARLIER = re.compile(
+    r"(model|consolidated|pytorch_model|adapter_model)[^/]*\.(safetensors|bin)(\.index\.json)?|adapter_config\.json"
+)
 
 
 def push_checkpoint(run: str, repository: str, *, private: bool = False) -> str:
@@ -55,7 +58,7 @@ def push_checkpoint(run: str, repository: str, *, private: bool = False) -> str:
         message = f"Pos2Distill, study of {artifact.fingerprint}"
         with _local_folder(artifact, MODEL_FOLDER) as folder, _hub_errors(hub.endpoint):
             # By name, since a pattern would match in folders too. What is uploaded is not deleted.
-            earlier = [glob.escape(file) for file in hub.list_repo_files(repository) if _WEIGHTS.fullmatch(file)]
+            earlier = [glob.escape(file) for file in hub.list_repo_files(repository) if _EARLIER.fullmatch(file)]
             if not has_adapter(artifact):
                 earlier.append(f"{ADAPTER_FOLDER}/*")  # must not stay beside a model that has none
             commit = hub.upload_folder(

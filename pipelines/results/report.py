@@ -222,9 +222,11 @@ def read_search(plan: Plan) -> dict[str, Any] | None:
 
 
 def _steps(plan: Plan) -> list[dict[str, Any]]:
-    """The step records of all rounds, numbered from the first to the last."""
+    """The step records of all rounds, numbered from the first to the last; none of a checkpoint that was deleted."""
     steps: list[dict[str, Any]] = []
     for each in plan.rounds:
+        if not each.distill.artifact.is_finished:
+            continue
         start = len(steps)
         for record in read_steps(each.distill.artifact):
             steps.append({**record, "step": start + record["step"]})

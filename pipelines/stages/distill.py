@@ -206,7 +206,6 @@ def _job(stage: Stage, context: RunContext, samples: Stage) -> TrainingJob:
         study=study,
         runtime=context.runtime,
         student_start=with_distilled(study, stage.inputs).model,
-        storage=context.storage,
         examples=stage.inputs["examples"].artifact,
         examples_file=TRAIN,
         samples=samples.artifact,

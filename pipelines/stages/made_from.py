@@ -6,9 +6,11 @@ same one, but other weights, and the answers of the first one are not its answer
 
 import contextlib
 import json
+from collections.abc import Collection
 from typing import Any
 
 from pos2distill.errors import UserError
+from pos2distill.store.artifacts import Artifact
 
 from ..artifact_names import CHECKPOINT, SAMPLES
 from .evaluate import slot_of_rank
@@ -45,14 +47,22 @@ def is_current(stage: Stage) -> bool:
 
 
 def changed_input(stage: Stage) -> Input | None:
-    """The input that was made again with another result after the artifact was begun, or is about to be.
+    """The input that was made again with another result after the artifact was begun, or is about to be."""
+    return _changed(stage, (*_MODELS, *_MEASURED))
 
-    An artifact without a record is taken to be made from what is there.
-    """
-    recorded = _read_record(stage)
-    for name, each in stage.inputs.items():
-        if name in recorded and _differs(stage, name, recorded[name]):
-            return each
+
+def _changed(stage: Stage, names: Collection[str]) -> Input | None:
+    """The first of these inputs that was made again with another result."""
+    recorded = _read_record(stage.artifact)
+    if recorded is None:
+        if not stage.artifact.fs.exists(stage.artifact.path):  # not begun
+            return None
+        # Written by a version that recorded nothing, whose checkpoints had no id. What it measured is taken to be what
+        # is there.
+        recorded = dict.fromkeys(_MODELS)
+    for name in names:
+        if name in stage.inputs and name in recorded and _differs(stage, name, recorded[name]):
+            return stage.inputs[name]
     return None
 
 
@@ -66,10 +76,45 @@ def reject_changed_input(stage: Stage) -> None:
         return
     changed = changed_input(stage)
     if changed is not None:
-        raise UserError(
-            f"{stage.artifact.url}: made from an earlier {changed.artifact.folder}, which has been deleted or "
-            f"replaced; delete this too, and run again to make it again"
-        )
+        raise _made_from_earlier(stage, changed)
+
+
+def require_measured_as_trained(checkpoint: Stage) -> None:
+    """Reject a finished checkpoint for whose slot or scales another result is there by now, or none.
+
+    For commands that use it and do not measure them.
+
+    Raises:
+        UserError: with what to do.
+    """
+    if not checkpoint.artifact.is_finished:
+        return
+    for name in _MEASURED:
+        measured = checkpoint.inputs.get(name)
+        if measured is not None and not measured.artifact.is_finished:
+            raise UserError(
+                f"{measured.artifact.url}: missing, but {checkpoint.artifact.folder} was trained with it; run `study` "
+                f"to measure it again"
+            )
+    changed = _changed(checkpoint, _MEASURED)
+    if changed is not None:
+        raise _made_from_earlier(checkpoint, changed)
+
+
+def _made_from_earlier(stage: Stage, changed: Input) -> UserError:
+    return UserError(
+        f"{stage.artifact.url}: made from an earlier {changed.artifact.folder}, which has been deleted or replaced; "
+        f"delete this too, and run again to make it again"
+    )
+
+
+def is_of_earlier_checkpoint(answers: Artifact, checkpoint: Artifact) -> bool:
+    """Whether answers or an analysis are not of the checkpoint that is there now; False if there is none."""
+    record = _read_record(answers)
+    if record is None or "checkpoint" not in record:
+        return False
+    manifest = checkpoint.manifest()
+    return manifest is not None and record["checkpoint"] != manifest.details.get("id")
 
 
 def _differs(stage: Stage, name: str, recorded: Any) -> bool:
@@ -90,18 +135,17 @@ def _taken_from(stage: Stage, name: str) -> Any:
     return {str(documents): list(slot_of_rank(taken, documents)) for documents in stage.study.prompt_lengths}
 
 
-def _read_record(stage: Stage) -> dict[str, Any]:
-    """The record of an artifact; empty without one.
+def _read_record(artifact: Artifact) -> dict[str, Any] | None:
+    """The record of an artifact, if there is one.
 
     Raises:
         UserError: if it is corrupt.
     """
-    artifact = stage.artifact
     with contextlib.suppress(ValueError, RecursionError):
         try:
             record = json.loads(artifact.fs.cat_file(f"{artifact.path}/{RECORD}"))
         except (FileNotFoundError, NotADirectoryError):
-            return {}
+            return None
         if isinstance(record, dict):
             return record
-    raise UserError(f"{artifact.url}/{RECORD}: corrupt; delete this file and run again: all else is kept")
+    raise UserError(f"{artifact.url}/{RECORD}: corrupt; delete {artifact.url} and run again to make it again")

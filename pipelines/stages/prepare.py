@@ -12,6 +12,7 @@ from pos2distill.config.restrict import restrict
 from pos2distill.errors import UserError, reword, warn_once
 from pos2distill.records import EXAMPLE_SCHEMA, example_tables
 from pos2distill.store.artifacts import Artifact, Manifest
+from pos2distill.tasks.data_files import file_digest
 from pos2distill.tasks.datasets import load_split
 
 from ..artifact_names import EXAMPLES
@@ -34,7 +35,8 @@ def plan(study: Study, storage: str, digests: Digests, *, task: str | None = Non
     derived = {"longest_prompt": _longest_prompt(study)}
     artifact = Artifact(storage, EXAMPLES, digests.fingerprint(settings, derived=derived))
     name = "prepare" if task is None else f"{task}: prepare"
-    return Stage(name, artifact, settings, functools.partial(run, task=task), derived=derived)
+    run_stage = functools.partial(run, task=task, digest=digests.data)
+    return Stage(name, artifact, settings, run_stage, derived=derived)
 
 
 def training_examples(stage: Stage, digests: Digests) -> Input:
@@ -84,7 +86,7 @@ def read_locations(examples: Artifact) -> dict[str, str]:
     return examples.read_json(_LOCATIONS)
 
 
-def run(stage: Stage, context: RunContext, task: str | None = None) -> Manifest:
+def run(stage: Stage, context: RunContext, task: str | None, digest: str) -> Manifest:
     """Write `train.parquet` and `evaluation.parquet`, each in an order that its seed draws, and `locations.json`.
 
     Counts: records = duplicate + one count for every reason to skip a record + train_unused + eval_unused + train +
@@ -92,6 +94,9 @@ def run(stage: Stage, context: RunContext, task: str | None = None) -> Manifest:
 
     Args:
         task: the name of the other task whose data this is.
+        digest: that of the data file when the study was planned.
+    Raises:
+        UserError: if the data cannot be used, or are others by now, which would be taken for those of the fingerprint.
     """
     start = time.monotonic()
     with prefix_task_errors(task):
@@ -101,6 +106,8 @@ def run(stage: Stage, context: RunContext, task: str | None = None) -> Manifest:
             seed=stage.study.seed,
             eval_seed=stage.study.evaluation.seed,
         )
+        if file_digest(stage.study.data.path) != digest:
+            raise UserError(f"{stage.study.data.path}: changed since this command began; run it again (data.path)")
     with stage.artifact.writing():
         stage.artifact.write_tables(TRAIN, EXAMPLE_SCHEMA, example_tables(split.train))
         stage.artifact.write_tables(EVALUATION, EXAMPLE_SCHEMA, example_tables(split.evaluation))

@@ -66,7 +66,6 @@ class RunContext:
     """
 
     name: str
-    storage: str
     logged_settings: dict[str, Any]
     runtime: Runtime
     executor: Executor

@@ -16,8 +16,9 @@ from pos2distill.config.model import looks_like_hub_name
 from pos2distill.config.yaml_reader import parse_value
 from pos2distill.errors import TransientError, UserError, no_such_folder
 from pos2distill.faults import disk_is_full, error_text, fix_hint, is_permanent
+from pos2distill.literal_paths import require_listable
 from pos2distill.scratch import locked, user_folder
-from pos2distill.urls import open_url, require_answer, require_listable, storage_errors
+from pos2distill.urls import open_url, require_answer, storage_errors
 
 _SAMPLE_BYTES = 1 << 16
 _SAMPLES = 256

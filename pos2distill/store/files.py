@@ -36,6 +36,21 @@ def allow_usual_access(folder: Path) -> None:
                 path.chmod(rights)
 
 
+def sync_folder(folder: Path) -> None:
+    """Have all files of a local folder on the disk: after a power failure, names may otherwise belong to empty files.
+
+    To be called before what names the folder as finished is written, or what it replaces is removed.
+    """
+    for path in (folder, *folder.rglob("*")):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            # Some mounted file systems do not sync folders.
+            with contextlib.suppress(OSError) if path.is_dir() else contextlib.nullcontext():
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def write_table(fs: fsspec.AbstractFileSystem, path: str, table: pa.Table) -> None:
     """Write a Parquet file atomically, with checksums."""
     # In memory first: the file must be written in one piece, and parts are small.

@@ -14,7 +14,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.config.formats import stem
 from pos2distill.errors import UserError, warn_once
-from pos2distill.urls import open_url, require_listable, storage_errors, why_not_found
+from pos2distill.literal_paths import require_listable
+from pos2distill.urls import open_url, storage_errors, why_not_found
 
 _WEB_PROTOCOLS = ("http://", "https://")  # web servers, which list no files
 

@@ -31,7 +31,6 @@ class TrainingJob:
         study: what defines the result; its model is the base model.
         runtime: where and how it runs.
         student_start: what the student is at the beginning: the base model, or the checkpoint of an earlier round.
-        storage: the run's storage, for trackers.
         examples, examples_file: the training examples, whose order numbers them.
         samples: the sample store.
         checkpoint: the artifact that is written.
@@ -42,7 +41,6 @@ class TrainingJob:
     study: Study
     runtime: Runtime
     student_start: ModelSection
-    storage: str
     examples: Artifact
     examples_file: str
     samples: Artifact

@@ -155,7 +155,7 @@ class StoredState:
                 yield tensors
         except FileNotFoundError:
             raise _unusable(path, "missing") from None
-        except (SafetensorError, OSError) as error:
+        except SafetensorError as error:
             raise _unusable(path, f"corrupt ({str(error).splitlines()[0]})") from None
 
 

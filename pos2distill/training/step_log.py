@@ -13,7 +13,7 @@ from pos2distill.store.retry import retry_while_unreachable
 from pos2distill.training.job import TrainingJob
 from pos2distill.training.session import WorkerSession
 from pos2distill.training.step_record import StepRecord
-from pos2distill.training.trackers import ExperimentTracker, TrackedRun, open_trackers
+from pos2distill.training.trackers import ExperimentTracker, TrackedRun, open_tracker
 
 _TRACKERS_FILE = "trackers.json"
 
@@ -85,16 +85,28 @@ class StepLog:
         threading.Thread(target=close, name="close tracker", daemon=True).start()
 
     def _open_trackers(self, job: TrainingJob) -> list[ExperimentTracker]:
-        """The trackers, in which a run that resumes continues: its ids there are stored with the checkpoint."""
+        """The trackers, in which a run that resumes continues: its ids there are stored with the checkpoint.
+
+        Raises:
+            UserError: if a tracker of a new run cannot be opened. A run that resumes continues without it.
+        """
         known = self.artifact.fs.exists(f"{self.artifact.path}/{_TRACKERS_FILE}")
         run = TrackedRun(
             name=f"{job.name}-{self.artifact.fingerprint}",
-            folder=f"{job.storage}/tensorboard/{self.artifact.fingerprint}",
+            folder=f"{self.artifact.storage}/tensorboard/{self.artifact.fingerprint}",
             settings=job.logged_settings,
             step=self.start,
             ids=self.artifact.read_json(_TRACKERS_FILE) if known else {},
         )
-        trackers = open_trackers(job.runtime.trackers, run)
+        trackers = []
+        for name in job.runtime.trackers:
+            try:
+                trackers.append(open_tracker(name, run))
+            except Exception as error:  # whatever its library raises
+                reason = f"runtime.trackers: {name} cannot be opened ({_reason(error)})"
+                if not known and not self.start:
+                    raise UserError(reason) from error
+                self.session.warn(f"{reason}; training continues without it")
         if run.ids:
             self.artifact.write_json(_TRACKERS_FILE, run.ids)
         return trackers

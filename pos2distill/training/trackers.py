@@ -140,9 +140,9 @@ class TrackedRun:
     ids: dict[str, str]
 
 
-def open_trackers(names: Sequence[str], run: TrackedRun) -> list["ExperimentTracker"]:
-    """Start each tracker, or continue the run there."""
-    return [_OPENERS[name](run) for name in names]
+def open_tracker(name: str, run: TrackedRun) -> "ExperimentTracker":
+    """Start a tracker, or continue the run there. Raises whatever its library does."""
+    return _OPENERS[name](run)
 
 
 class ExperimentTracker:
@@ -201,10 +201,24 @@ def _open_mlflow(run: TrackedRun) -> ExperimentTracker:
     is_new = known is None and not os.environ.get("MLFLOW_RUN_ID")
     if is_new and not any(map(os.environ.get, ("MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"))):
         mlflow.set_experiment(_PROJECT)
-    started = mlflow.start_run(run_id=known, run_name=run.name if is_new else None)
-    run.ids["mlflow"] = started.info.run_id
-    mlflow.log_dict(run.settings, "study.json")
-    return ExperimentTracker("mlflow", lambda values, step: mlflow.log_metrics(values, step=step), mlflow.end_run)
+    # MLflow 3.17 keeps what is active by thread. A run that another thread has closed still is, in this one.
+    started = mlflow.active_run()
+    if started is None or started.info.run_id != known:
+        started = mlflow.start_run(run_id=known, run_name=run.name if is_new else None)
+    run_id = run.ids["mlflow"] = started.info.run_id
+    mlflow.log_dict(run.settings, "study.json", run_id=run_id)
+
+    def close() -> None:
+        active = mlflow.active_run()
+        if active is not None and active.info.run_id == run_id:
+            mlflow.end_run()
+        else:
+            mlflow.MlflowClient().set_terminated(run_id)
+
+    def log(values: dict[str, float], step: int) -> None:
+        mlflow.log_metrics(values, step=step, run_id=run_id)
+
+    return ExperimentTracker("mlflow", log, close)
 
 
 def _unless_set(variable: str, value: str | None) -> str | None:

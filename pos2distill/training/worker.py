@@ -15,7 +15,7 @@ from pos2distill.records import EXAMPLE_SCHEMA, sample_id_array
 from pos2distill.scratch import user_folder
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.checkpoint_layout import ADAPTER_FOLDER, MODEL_FOLDER, STATE_FOLDER
-from pos2distill.store.files import allow_usual_access
+from pos2distill.store.files import allow_usual_access, sync_folder
 from pos2distill.store.retry import retry_while_unreachable
 from pos2distill.store.samples import SampleStore
 from pos2distill.training.checkpointer import Checkpointer
@@ -181,8 +181,16 @@ def _artifact_folder(artifact: Artifact, name: str, session: WorkerSession, scra
     if write:
         shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed while it saved
     yield folder
-    if write:
-        allow_usual_access(folder)
-    if write and not artifact.is_local:
-        retry_while_unreachable(lambda: artifact.upload(folder, name), session.warn)
-        shutil.rmtree(folder)
+    if not write:
+        return
+    allow_usual_access(folder)
+    if artifact.is_local:
+        sync_folder(folder)
+        return
+
+    def upload() -> None:
+        artifact.remove(name)  # left by a run that was killed while it uploaded, and may have had other files
+        artifact.upload(folder, name)
+
+    retry_while_unreachable(upload, session.warn)
+    shutil.rmtree(folder)

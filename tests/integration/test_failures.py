@@ -90,7 +90,7 @@ def test_a_run_with_too_many_failures_in_the_end_does_not_pass_the_second_time(
     command(fake(*settings, "runtime.max_failed_fraction=0.1"))
     assert samples.is_finished
     # What was accepted is not judged again by a lower limit, should a corrupt part of it be sampled again.
-    context = RunContext(recipe.name, recipe.storage, {}, recipe.runtime, build_executor(recipe.runtime), Lease())
+    context = RunContext(recipe.name, {}, recipe.runtime, build_executor(recipe.runtime), Lease())
     progress_spec(make_plan(recipe).first_sample, context, "distill").guard.finish()
 
 

@@ -71,7 +71,7 @@ def details(artifact: Artifact) -> dict[str, Any]:
 
 def context_of(recipe: Recipe) -> RunContext:
     executor = build_executor(recipe.runtime)
-    return RunContext(recipe.name, recipe.storage, {}, recipe.runtime, executor, Lease())
+    return RunContext(recipe.name, {}, recipe.runtime, executor, Lease())
 
 
 def searched(plan: Plan) -> dict[str, Any]:

@@ -1,3 +1,5 @@
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,23 @@ def test_list_matching_sees_what_was_written_since(opened: Opened) -> None:
     opened.matching("part-*")
     opened.write(opened.path, "part-3")
     assert opened.matching("part-*") == ["part-1", "part-2", "part-3"]
+
+
+def test_list_matching_raises_for_a_folder_that_cannot_be_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fsspec shows it as an empty one: as if nothing had been stored, for as long as a mount is stale."""
+    (tmp_path / "part-1").touch()
+    fs = fsspec.filesystem("file")
+
+    def fail(path: object) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle", path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "listdir", fail)
+        with pytest.raises(OSError, match="Stale"):
+            list_matching(fs, str(tmp_path), "part-*")
+    assert list_matching(fs, str(tmp_path), "part-*") == [str(tmp_path / "part-1")]
 
 
 def test_remove_leaves_what_a_pattern_would_match(opened: Opened) -> None:

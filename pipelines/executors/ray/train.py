@@ -1,5 +1,6 @@
 """The training loop on Ray Train workers, and the stream of samples that they read."""
 
+import contextlib
 import functools
 import math
 import queue
@@ -32,6 +33,7 @@ from ray.train.v2.api.report_config import CheckpointUploadMode
 from pos2distill.errors import UserError
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.store.checkpoint_layout import STATE_FOLDER
+from pos2distill.store.files import sync_folder
 from pos2distill.store.retry import retry_while_unreachable
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.job import TrainingJob, TrainingOutcome
@@ -157,7 +159,10 @@ class RaySession:
         # `Checkpoint.as_directory` (Ray 2.60) leaves its copy on the disk for ever if a worker dies that reads it.
         copy = scratch / f"resume-{self.node_rank}"  # several nodes may be on one machine
         if self.local_rank == 0:
-            state.to_directory(copy)
+            copy.mkdir(parents=True, exist_ok=True)
+            # In an empty folder, whoever reads the state finds its files missing.
+            with contextlib.suppress(FileNotFoundError):
+                state.to_directory(copy)
         self.dist.all_gather_object("copied")
         yield copy
         self.dist.all_gather_object("read")
@@ -174,13 +179,16 @@ class RaySession:
         )
 
     def _upload(self, checkpoint: Checkpoint, name: str) -> Checkpoint:
-        """Upload a state as Ray Train does, again after an error that may pass.
+        """Upload a state as Ray Train does, again after an error that may pass; a local copy is on the disk then.
 
         Ray Train 2.60 itself tries again only after errors of pyarrow's own S3 client, restarts all workers after any
         other one, and gives up after a few of them in a whole run.
         """
         storage = get_train_context().storage_context
-        return retry_while_unreachable(lambda: storage.persist_current_checkpoint(checkpoint, name), self.warn)
+        uploaded = retry_while_unreachable(lambda: storage.persist_current_checkpoint(checkpoint, name), self.warn)
+        if self.is_local:
+            sync_folder(Path(uploaded.path))
+        return uploaded
 
     def stop_requested(self) -> bool:
         """See `WorkerSession.stop_requested`."""

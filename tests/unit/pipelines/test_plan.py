@@ -200,9 +200,7 @@ def test_prepare_writes_the_split(make_recipe: Make) -> None:
     recipe = make_recipe(evaluation={"other_documents": [6]}, runtime={"executor": "local"})
     stage = make_plan(recipe).prepare
     logged_settings = recipe.study.model_dump(mode="json")
-    run = RunContext(
-        recipe.name, recipe.storage, logged_settings, recipe.runtime, build_executor(recipe.runtime), Lease()
-    )
+    run = RunContext(recipe.name, logged_settings, recipe.runtime, build_executor(recipe.runtime), Lease())
     manifest = stage.run(stage, run)
     split = load_split(recipe.study.data, documents=6, seed=0)
     assert manifest.counts == split.counts

@@ -1,3 +1,4 @@
+import errno
 import os
 import stat
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pos2distill.store.files import allow_usual_access, write_bytes
+from pos2distill.store.files import allow_usual_access, sync_folder, write_bytes
 from tests.support.stores import make_samples, open_store
 
 
@@ -33,6 +34,31 @@ def test_write_bytes_replaces_the_whole_file(storage: str) -> None:
     write_bytes(fs, path, b"short")
     assert fs.cat_file(path) == b"short"
     assert [entry.rsplit("/", 1)[-1] for entry in fs.ls(fs._parent(path), detail=False)] == ["file"]
+
+
+def test_sync_folder_syncs_every_file_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what the operating system is asked to do: no test can cut the power."""
+    (tmp_path / "inside").mkdir()
+    paths = [tmp_path, tmp_path / "inside", tmp_path / "a.json", tmp_path / "inside" / "b.safetensors"]
+    for path in paths[2:]:
+        path.write_bytes(b"x")
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    sync_folder(tmp_path)
+    assert sorted(synced) == sorted(path.stat().st_ino for path in paths)
+
+
+def test_sync_folder_raises_for_a_file_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as on a disk that is found to be full only now. That a folder cannot be synced is no error."""
+    (tmp_path / "a.json").write_bytes(b"x")
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EINVAL if stat.S_ISDIR(os.fstat(descriptor).st_mode) else errno.ENOSPC, "refused")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="refused") as caught:
+        sync_folder(tmp_path)
+    assert caught.value.errno == errno.ENOSPC
 
 
 def test_allow_usual_access_leaves_what_the_umask_leaves(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import errno
 import itertools
 import json
 import math
@@ -224,6 +225,18 @@ def test_stored_state_rejects_another_model(tmp_path: Path, change: dict[str, tu
     fewer = {name: shape for name, shape in SHAPES.items() if name != "bias"}
     with pytest.raises(UserError, match=r"\(bias: \[1\]; this model: no such parameter\)"):
         StoredState(tmp_path, fewer)
+
+
+def test_a_file_that_cannot_be_read_for_now_is_not_corrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_state(tmp_path)
+    stored = StoredState(tmp_path, SHAPES)
+
+    def fail(path: Path, framework: str) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle", path)
+
+    monkeypatch.setattr(state, "safe_open", fail)
+    with pytest.raises(OSError, match="Stale"):
+        stored.verify(rank=0, world_size=2)
 
 
 def cut(path: Path) -> None:

@@ -19,13 +19,12 @@ from pos2distill.training.trackers import TrackedRun
 warned: list[str] = []
 
 
-def open_log(storage: str, step: int) -> StepLog:
+def open_log(storage: str, step: int, trackers: tuple[str, ...] = ("wandb",)) -> StepLog:
     job: Any = SimpleNamespace(
         name="run",
-        storage=storage,
         checkpoint=Artifact(storage, "checkpoint", "f00d"),
         logged_settings={},
-        runtime=SimpleNamespace(trackers=("wandb",)),
+        runtime=SimpleNamespace(trackers=trackers),
         study=SimpleNamespace(training=SimpleNamespace(epochs=1)),
     )
     session: Any = SimpleNamespace(count_step=lambda *_: None, warn=warned.append)
@@ -51,13 +50,13 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, dict[str, st
     """Name, first step and known ids of the runs that were opened in trackers, which call each run `id`."""
     runs: list[tuple[str, int, dict[str, str]]] = []
 
-    def open_trackers(names: tuple[str, ...], run: TrackedRun) -> list[Any]:
-        assert names == ("wandb",)
+    def open_tracker(name: str, run: TrackedRun) -> Any:
+        assert name == "wandb"
         runs.append((run.name, run.step, dict(run.ids)))
         run.ids["wandb"] = "id"
-        return []
+        return Tracker(name, fails_from=99)
 
-    monkeypatch.setattr(step_log, "open_trackers", open_trackers)
+    monkeypatch.setattr(step_log, "open_tracker", open_tracker)
     return runs
 
 
@@ -119,8 +118,9 @@ class Tracker:
 
 def test_step_log_continues_without_a_tracker_that_fails(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     trackers = [Tracker("mlflow", 2), Tracker("tensorboard", 99), Tracker("wandb", 4)]
-    monkeypatch.setattr(step_log, "open_trackers", lambda names, run: list(trackers))
-    log = open_log(storage, 0)
+    by_name = {tracker.name: tracker for tracker in trackers}
+    monkeypatch.setattr(step_log, "open_tracker", lambda name, run: by_name[name])
+    log = open_log(storage, 0, tuple(by_name))
     warned.clear()
     write_steps(log, 0, 3)
     log.close()
@@ -132,6 +132,31 @@ def test_step_log_continues_without_a_tracker_that_fails(storage: str, monkeypat
         "that is resumed logs to it again",
         "runtime.trackers: wandb could not be closed (RuntimeError: ), so that it may lack the last steps",
     ]
+
+
+def test_step_log_opens_the_trackers_of_a_new_run_and_continues_a_run_without_them(
+    storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = {"mlflow": "7"}
+
+    def open_tracker(name: str, run: TrackedRun) -> Tracker:
+        if name == "wandb":
+            raise ConnectionError("the server\nis away")
+        run.ids.update(ids)
+        return Tracker(name, fails_from=99)
+
+    monkeypatch.setattr(step_log, "open_tracker", open_tracker)
+    reason = "runtime.trackers: wandb cannot be opened (ConnectionError: the server is away)"
+    with pytest.raises(UserError) as caught:
+        open_log(storage, 0, ("mlflow", "wandb"))
+    assert str(caught.value) == reason
+    write_steps(open_log(storage, 0, ("mlflow",)), 0, 3)
+    for step in (0, 4):  # also before its first checkpoint, it is a run that trackers know
+        warned.clear()
+        log = open_log(storage, step, ("mlflow", "wandb"))
+        assert warned == [f"{reason}; training continues without it"]
+        assert [tracker.name for tracker in log.trackers] == ["mlflow"]
+        write_steps(log, step, step + 3)
 
 
 def test_step_log_waits_for_a_storage_that_does_not_answer(

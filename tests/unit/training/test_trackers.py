@@ -2,6 +2,7 @@ import importlib.util
 import os
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +17,7 @@ import pytest
 
 from pos2distill.errors import UserError
 from pos2distill.training.step_record import StepRecord
-from pos2distill.training.trackers import ExperimentTracker, TrackedRun, check_trackers, open_trackers
+from pos2distill.training.trackers import ExperimentTracker, TrackedRun, check_trackers, open_tracker
 
 RECORD = StepRecord(
     examples=("a", "b"),
@@ -152,10 +153,6 @@ def test_check_trackers_leaves_files_of_trackers_to_them(
         check_trackers(["mlflow" if "mlflow" in file else "wandb"])
 
 
-def test_check_trackers_accepts_none() -> None:
-    assert open_trackers([], tracked_run()) == []
-
-
 def tracked_run(step: int = 0, folder: str = "f", **ids: str) -> TrackedRun:
     return TrackedRun("name", folder, {"seed": 1}, step, ids)
 
@@ -169,9 +166,9 @@ def test_open_wandb_continues_its_run(installed: pytest.MonkeyPatch) -> None:
 
     installed.setattr(sys.modules["wandb"], "init", init, raising=False)
     run = tracked_run()
-    open_trackers(["wandb"], run)
+    open_tracker("wandb", run)
     assert run.ids == {"wandb": "new"}
-    open_trackers(["wandb"], run)
+    open_tracker("wandb", run)
     common = {"project": "pos2distill", "resume": "allow", "config": {"seed": 1}}
     assert given == [{**common, "name": "name", "id": None}, {**common, "name": None, "id": "new"}]
 
@@ -188,7 +185,7 @@ def test_open_wandb_leaves_names_of_the_environment_to_it(installed: pytest.Monk
     for name in ("PROJECT", "NAME", "RUN_ID", "RESUME"):
         installed.setenv(f"WANDB_{name}", "mine")
     run = tracked_run(wandb="earlier")
-    open_trackers(["wandb"], run)
+    open_tracker("wandb", run)
     assert given == [{"project": None, "name": None, "id": None, "resume": None, "config": {"seed": 1}}]
     assert run.ids == {"wandb": "mine"}
 
@@ -198,31 +195,60 @@ class FakeMlflow:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[Any, ...]] = []
-        for name in ("set_experiment", "start_run", "log_dict", "end_run"):
+        self.active: SimpleNamespace | None = None  # in this thread
+        for name in ("set_experiment", "active_run", "start_run", "log_dict", "log_metrics", "end_run", "MlflowClient"):
             monkeypatch.setattr(sys.modules["mlflow"], name, getattr(self, name), raising=False)
 
     def set_experiment(self, name: str) -> None:
         self.calls.append(("experiment", name))
 
     def start_run(self, *, run_id: str | None, run_name: str | None) -> SimpleNamespace:
+        assert self.active is None, "MLflow raises an error"
         self.calls.append(("run", run_id, run_name))
-        return SimpleNamespace(info=SimpleNamespace(run_id=run_id or os.environ.get("MLFLOW_RUN_ID", "new")))
+        info = SimpleNamespace(run_id=run_id or os.environ.get("MLFLOW_RUN_ID", "new"))
+        self.active = SimpleNamespace(info=info)
+        return self.active
 
-    def log_dict(self, settings: dict[str, Any], file: str) -> None:
+    def active_run(self) -> SimpleNamespace | None:
+        return self.active if threading.current_thread() is threading.main_thread() else None
+
+    def log_dict(self, settings: dict[str, Any], file: str, *, run_id: str) -> None:
         assert (settings, file) == ({"seed": 1}, "study.json")
 
+    def log_metrics(self, values: dict[str, float], *, step: int, run_id: str) -> None:
+        self.calls.append(("log", run_id, step))
+
     def end_run(self) -> None:
-        """Nothing."""
+        self.calls.append(("end",))
+        self.active = None
+
+    def MlflowClient(self) -> SimpleNamespace:
+        return SimpleNamespace(set_terminated=lambda run_id: self.calls.append(("terminated", run_id)))
 
 
 def test_open_mlflow_continues_its_run(installed: pytest.MonkeyPatch) -> None:
     fake = FakeMlflow(installed)
     run = tracked_run()
-    open_trackers(["mlflow"], run)
+    open_tracker("mlflow", run)
     assert run.ids == {"mlflow": "new"}
     assert fake.calls == [("experiment", "pos2distill"), ("run", None, "name")]
-    open_trackers(["mlflow"], run)
-    assert fake.calls[2:] == [("run", "new", None)]
+    fake.active = None  # in a process of its own
+    open_tracker("mlflow", run).close()
+    assert fake.calls[2:] == [("run", "new", None), ("end",)]
+
+
+def test_open_mlflow_continues_a_run_that_another_thread_has_closed(installed: pytest.MonkeyPatch) -> None:
+    fake = FakeMlflow(installed)
+    run = tracked_run(mlflow="earlier")
+    tracker = open_tracker("mlflow", run)
+    thread = threading.Thread(target=tracker.close)
+    thread.start()
+    thread.join()
+    tracker = open_tracker("mlflow", run)
+    tracker.log(RECORD)
+    tracker.close()
+    assert fake.calls == [("run", "earlier", None), ("terminated", "earlier"), ("log", "earlier", 7), ("end",)]
+    assert fake.active is None
 
 
 @pytest.mark.parametrize(
@@ -240,7 +266,7 @@ def test_open_mlflow_leaves_names_of_the_environment_to_it(
     fake = FakeMlflow(installed)
     installed.setenv(variable, "mine")
     run = tracked_run(mlflow="earlier") if variable == "MLFLOW_RUN_ID" else tracked_run()
-    open_trackers(["mlflow"], run)
+    open_tracker("mlflow", run)
     assert fake.calls == [call]
     assert run.ids == {"mlflow": run_id}
 
@@ -251,7 +277,7 @@ def test_open_tensorboard_shows_repeated_steps_once(tmp_path: Path) -> None:
 
     folder = str(tmp_path)
     for start, loss in ((7, 0.5), (8, 0.25)):
-        (tracker,) = open_trackers(["tensorboard"], tracked_run(start, folder))
+        tracker = open_tracker("tensorboard", tracked_run(start, folder))
         for step in range(start, 10):
             tracker.log(replace(RECORD, step=step, loss=loss))
         tracker.close()

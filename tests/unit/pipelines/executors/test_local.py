@@ -1,10 +1,14 @@
 """The parts of the local executor's training worker that need no model."""
 
 import asyncio
+import errno
 import gc
+import io
+import os
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,3 +86,72 @@ def test_list_of_saved_states_is_written_once_the_storage_answers(
     session.save_checkpoint(3, saved)
     assert [name[:8] for name in local.saved_folders(session.checkpoint)] == ["00000003"]
     assert "no route to host; workers wait until the storage answers" in capsys.readouterr().err
+
+
+@pytest.fixture
+def session(make_recipe: Callable[..., Recipe]) -> LocalSession:
+    made = object.__new__(LocalSession)  # without samples
+    made.checkpoint, made.keep = make_plan(make_recipe()).distill.artifact, 2
+    return made
+
+
+def save(session: LocalSession, folder: Path) -> str:
+    """Save a state. Returns its name."""
+    folder.mkdir()
+    (folder / "state.json").write_text("{}")
+    session.save_checkpoint(3, folder)
+    return local.saved_folders(session.checkpoint)[-1]
+
+
+def test_a_list_of_states_that_cannot_be_read_for_now_is_not_an_empty_one(
+    session: LocalSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an empty one, training would begin again and remove its steps."""
+    name = save(session, tmp_path / "state")
+    opened = io.open
+
+    def fail(file: Any, *arguments: Any, **options: Any) -> Any:
+        if str(file).endswith("latest.json"):
+            raise OSError(errno.ESTALE, "Stale file handle", file)
+        return opened(file, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("builtins.open", fail)
+        patched.setattr(os.path, "exists", lambda path: not str(path).endswith("latest.json"))
+        with pytest.raises(OSError, match="Stale"):
+            local.saved_folders(session.checkpoint)
+    assert local.saved_folders(session.checkpoint) == [name]
+
+
+def test_a_local_state_is_on_the_disk_before_the_list_names_it(
+    session: LocalSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+
+    def sync(folder: Path) -> None:
+        assert (folder / "state.json").exists()
+        assert not local.saved_folders(session.checkpoint)
+        synced.append(folder)
+
+    monkeypatch.setattr(local, "sync_folder", sync)
+    name = save(session, tmp_path / "state")
+    assert [folder.name for folder in synced] == [name]
+
+
+def test_states_whose_upload_was_cut_off_are_removed(session: LocalSession, tmp_path: Path) -> None:
+    names = [save(session, tmp_path / "state"), save(session, tmp_path / "state")]
+    folder = Path(session.checkpoint.path) / "training" / "local"
+    (folder / "00000009-cut" / "inside").mkdir(parents=True)
+    local.remove_unlisted_folders(session.checkpoint)
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*names, "latest.json"])
+
+
+def test_a_state_that_is_missing_in_a_remote_storage_is_an_empty_folder(
+    make_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    """Whoever reads it finds its files missing, and an earlier state is tried."""
+    session = object.__new__(LocalSession)
+    session.checkpoint = make_plan(make_recipe(runtime={"storage": f"memory://{uuid.uuid4().hex}"})).distill.artifact
+    with session.opened_state("00000003-gone", tmp_path) as folder:
+        assert not list(folder.iterdir())
+    assert not list(tmp_path.glob("resume"))

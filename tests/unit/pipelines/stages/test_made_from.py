@@ -2,22 +2,27 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipelines import commands
 from pipelines.commands import plan_command, run_report
 from pipelines.dry_run import describe
 from pipelines.plan import Plan, make_plan
+from pipelines.results.artifact_lookup import open_artifact
 from pipelines.results.comparison import compare_runs
 from pipelines.results.report import report_inputs
+from pipelines.stage_runner import driver_lease
 from pipelines.stages.made_from import changed_input, is_current
 from pipelines.stages.stage import Stage
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError
-from tests.support.commands import run_distill, run_evaluate, run_sample, run_study
+from pos2distill.store.lease import Lease
+from tests.support.commands import run_analyze, run_distill, run_evaluate, run_sample, run_study
 
 Make = Callable[..., Recipe]
 
@@ -228,14 +233,91 @@ def test_a_corrupt_record_is_named(make_recipe: Make) -> None:
     with pytest.raises(UserError) as caught:
         run_study(recipe)
     assert str(caught.value) == (
-        f"{evaluation.url}/made_from.json: corrupt; delete this file and run again: all else is kept"
+        f"{evaluation.url}/made_from.json: corrupt; delete {evaluation.url} and run again to make it again"
     )
 
 
-def test_an_artifact_without_a_record_is_current(make_recipe: Make) -> None:
+def test_answers_without_a_record_are_of_a_checkpoint_without_an_id(make_recipe: Make) -> None:
+    """Versions that recorded nothing gave checkpoints no id."""
     recipe = make_recipe(runtime=LOCAL)
     run_study(recipe)
     plan = make_plan(recipe)
     (folder_of(plan.evaluate_distilled) / "made_from.json").unlink()
+    assert not is_current(plan.evaluate_distilled)
+    write_manifest(plan.distill, {**manifest_of(plan.distill), "details": {}})
     assert changed_input(plan.evaluate_distilled) is None
     assert is_current(plan.evaluate_distilled)
+
+
+def test_inspect_warns_of_answers_of_an_earlier_checkpoint(
+    make_recipe: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe(runtime=LOCAL)
+    run_study(recipe)
+    plan = make_plan(recipe)
+    answers = plan.evaluate_distilled.artifact
+    capsys.readouterr()
+    for run in (recipe.storage, answers.url):
+        open_artifact(run, [[answers.name]])
+    assert capsys.readouterr().err == ""
+    retrain(plan)
+    warning = (
+        f"warning: {answers.url}: is of an earlier {plan.distill.artifact.folder}, which has been trained again since; "
+        f"run `evaluate` again\n"
+    )
+    for run in (recipe.storage, answers.url):
+        open_artifact(run, [[answers.name]])
+        assert capsys.readouterr().err == warning
+
+
+@pytest.mark.parametrize("command", [run_evaluate, run_analyze])
+def test_a_checkpoint_of_another_slot_is_not_evaluated(make_recipe: Make, command: Callable[[Recipe], object]) -> None:
+    method = {"advantageous_slot": "auto", "auto_examples": 2, "auto_slots": 2}
+    recipe = make_recipe(runtime=LOCAL, method=method, analysis={"examples": 2})
+    run_distill(recipe)
+    plan = make_plan(recipe)
+    assert plan.choose_slot is not None
+    measured = manifest_of(plan.choose_slot)
+    measured["details"]["slots"] = [1 - measured["details"]["slots"][0]]
+    write_manifest(plan.choose_slot, measured)
+    with pytest.raises(UserError, match=rf"^{plan.distill.artifact.url}: made from an earlier slot-scores-.*; delete"):
+        command(recipe)
+    shutil.rmtree(folder_of(plan.choose_slot))
+    with pytest.raises(UserError) as caught:
+        run_evaluate(recipe)
+    assert str(caught.value) == (
+        f"{plan.choose_slot.artifact.url}: missing, but {plan.distill.artifact.folder} was trained with it; run "
+        f"`study` to measure it again"
+    )
+    assert not folder_of(plan.evaluate_base).exists()
+
+
+def test_evaluate_needs_no_checkpoint_of_an_earlier_round(make_recipe: Make) -> None:
+    recipe = make_recipe(runtime=LOCAL, method={"name": "r1-on-policy", "rounds": 2})
+    run_study(recipe)
+    first, _ = make_plan(recipe).rounds
+    shutil.rmtree(folder_of(first.distill))
+    assert len(run_evaluate(recipe)) == 2
+
+
+def test_evaluate_checks_a_checkpoint_that_the_driver_before_has_finished(
+    make_recipe: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was waited for; without the checkpoint, the stage that loads it was not there to be checked."""
+    recipe = make_recipe(runtime=LOCAL)
+    run_study(recipe)
+    plan = make_plan(recipe)
+    shutil.rmtree(folder_of(plan.evaluate_distilled))
+    checkpoint = folder_of(plan.distill)
+    (checkpoint / "model" / "config.json").write_text("{")
+    checkpoint.rename(checkpoint.parent / "elsewhere")
+
+    @contextmanager
+    def waited(recipe: Recipe) -> Iterator[Lease]:
+        (checkpoint.parent / "elsewhere").rename(checkpoint)
+        with driver_lease(recipe) as lease:
+            yield lease
+
+    monkeypatch.setattr(commands, "driver_lease", waited)
+    with pytest.raises(UserError, match=rf"^{plan.distill.artifact.url}/model: corrupt \("):
+        run_evaluate(recipe)

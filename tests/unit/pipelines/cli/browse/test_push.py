@@ -38,9 +38,11 @@ def test_push_uploads_the_checkpoint_with_its_card(
         assert hub.private["me/again"] is False
         result = Checkpoint(f"{checkpoint.url}/model", []).push_to_hub("me/by-api")
         assert (result, hub.files["me/by-api"]) == (f"{hub.address}/me/by-api", hub.files["me/a-model"])
-        # It exists, as a model in several files, of which vLLM would load those that the index names.
+        # It exists, as a model in several files, of which vLLM would load those that the index names, and with
+        # adapters, of which transformers would load the base model.
         earlier = ["model-00001-of-00002.safetensors", "model.safetensors-00001-of-00002.safetensors"]
         earlier += ["model.safetensors.index.json", "pytorch_model.bin", "model_fp8.safetensors"]
+        earlier += ["adapter_config.json", "adapter_model.safetensors"]
         others = dict.fromkeys(["LICENSE", "onnx/model.onnx", "model_v1/model.safetensors"], b"x")
         hub.files["me/a-model"] = {**dict.fromkeys([*earlier, "model.safetensors"], b"old"), **others}
         assert command("push", recipe.storage, "me/a-model") == [f"{hub.address}/me/a-model"]

@@ -201,6 +201,13 @@ def test_opened_state_of_a_mounted_storage_is_read_in_place(session: RaySession,
     assert not scratch.exists()
 
 
+def test_a_state_that_is_missing_in_a_remote_storage_is_an_empty_folder(session: RaySession, tmp_path: Path) -> None:
+    """Whoever reads it finds its files missing, and an earlier state is tried."""
+    filesystem = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(fsspec.filesystem("memory")))
+    with session.opened_state(Checkpoint(f"/{uuid.uuid4().hex}/gone", filesystem), tmp_path) as copy:
+        assert not list(copy.iterdir())
+
+
 def test_saved_states_of_a_new_run_are_none(session: RaySession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray.train, "get_checkpoint", lambda: None)
     assert not list(session.saved_states())
