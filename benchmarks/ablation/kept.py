@@ -37,8 +37,7 @@ from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import load_model
 from pos2distill.models.packing import ResponseBatch, collate
 from pos2distill.sampling.blocks import index_blocks
-from pos2distill.sampling.engines.protocol import SamplingParams
-from pos2distill.sampling.operators import generation_operators
+from pos2distill.sampling.operators import evaluation_operators, greedy_params
 from pos2distill.sampling.prompting import PromptSpec
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.checkpoint_layout import model_url
@@ -75,8 +74,7 @@ def make_reference(recipe: Recipe, examples: Artifact, documents: int, batch_row
     hops = study.data.hops[0]
     last_slots = tuple(range(documents - hops, documents))
     specs = [PromptSpec(documents, {hops: (Placement(last_slots),)})]
-    params = SamplingParams(0.0, 1.0, study.evaluation.max_new_tokens, stop_ids=())
-    operators = generation_operators(study, recipe.runtime, examples, EVALUATION, specs, params)
+    operators = evaluation_operators(study, recipe.runtime, examples, EVALUATION, specs, greedy_params(study))
     count = len(examples.read_table(EVALUATION, ["example_id"]))
     blocks = index_blocks(np.arange(count), recipe.runtime.samplers.batch_size)
     executor = LocalExecutor(recipe.runtime)

@@ -27,7 +27,7 @@ from pipelines.stages.stage import RunContext
 from pos2distill.config import Recipe
 from pos2distill.models.load import load_prompt_builder
 from pos2distill.sampling.operators import ActorOperator, fetch_examples
-from pos2distill.sampling.prompting import PromptSpec, build_prompts
+from pos2distill.sampling.prompting import PromptSpec, build_evaluation_prompts
 from pos2distill.store.lease import Lease
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.permutations import evaluated_placements
@@ -119,7 +119,7 @@ def measure_evaluation_prompts(recipe: Recipe, plan: Plan) -> float:
     indices = pa.table({"index": np.arange(_EVALUATED_EXAMPLES)})
     examples = fetch_examples(indices, plan.prepare.artifact, TRAIN)
     start = time.process_time()
-    prompts = build_prompts(examples, study, specs, study.evaluation.max_new_tokens)
+    prompts = build_evaluation_prompts(examples, study, specs, study.evaluation.max_new_tokens)
     return (time.process_time() - start) / len(prompts)
 
 

@@ -32,8 +32,8 @@ from pos2distill.models.load import load_tokenizer
 from pos2distill.records import example_tables
 from pos2distill.sampling.blocks import examples_per_block, index_blocks
 from pos2distill.sampling.engines.protocol import SamplingParams
-from pos2distill.sampling.operators import generation_operators
-from pos2distill.sampling.prompting import PromptSpec, build_prompts
+from pos2distill.sampling.operators import evaluation_operators
+from pos2distill.sampling.prompting import PromptSpec, build_evaluation_prompts
 from pos2distill.store.artifacts import Artifact
 from pos2distill.tasks.datasets import load_split
 from pos2distill.tasks.permutations import evaluated_placements
@@ -111,7 +111,7 @@ def measure_pool(recipe: Recipe) -> dict[str, float]:
         examples.fs.makedirs(examples.path)
         examples.write_table(_EXAMPLES_FILE, table)
         params = SamplingParams(TEMPERATURE, 1.0, NEW_TOKENS, stop_ids=())
-        operators = generation_operators(recipe.study, recipe.runtime, examples, _EXAMPLES_FILE, SPECS, params)
+        operators = evaluation_operators(recipe.study, recipe.runtime, examples, _EXAMPLES_FILE, SPECS, params)
         size = examples_per_block(len(table), SPECS[0].prompts_per_example, recipe.runtime.samplers)
         clock = ray.remote(num_cpus=0)(Clock).remote()
         executor = RayExecutor(recipe.runtime)
@@ -217,7 +217,7 @@ MEASUREMENTS = {**SIDES, "orders": measure_orders}
 
 def _prompts(recipe: Recipe) -> tuple[list[dict[str, list[int]]], list[int]]:
     """Prompts as vLLM takes them, and their seeds."""
-    table = build_prompts(read_examples(recipe), recipe.study, SPECS, NEW_TOKENS)
+    table = build_evaluation_prompts(read_examples(recipe), recipe.study, SPECS, NEW_TOKENS)
     prompts = [{"prompt_token_ids": ids} for ids in table["prompt_ids"].to_pylist()]
     seeds = [seed & (2**31 - 1) for seed in table["seed"].to_pylist()]  # as our vLLM engine masks them
     return prompts, seeds

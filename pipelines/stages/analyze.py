@@ -18,9 +18,8 @@ from pos2distill.config.restrict import restrict
 from pos2distill.evaluation.analysis import FIGURES, summarize_analysis
 from pos2distill.records import PASSES_SCHEMA, RESPONSE_SCHEMA, Example, Slots, example_from_row
 from pos2distill.sampling.blocks import batches_of, examples_per_block, index_blocks
-from pos2distill.sampling.engines.protocol import Completion, SamplingParams
-from pos2distill.sampling.operators import ActorOperator, TableFunction, generation_operators
-from pos2distill.sampling.prompting import PromptSpec
+from pos2distill.sampling.engines.protocol import Completion
+from pos2distill.sampling.operators import ActorOperator, TableFunction, greedy_params, sample_operators
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.parts import TableParts
 from pos2distill.tasks.permutations import advantageous_slots
@@ -175,12 +174,9 @@ def _generate(
     study: Study, context: RunContext, examples: Artifact, missing: npt.NDArray[np.int64]
 ) -> Generator[pa.Table, None, None]:
     """Responses to the evaluation questions of these indices, as they come."""
-    params = SamplingParams(0.0, 1.0, study.evaluation.max_new_tokens, stop_ids=())
-    specs = [PromptSpec(study.data.documents, placements=None)]
-    # The passes build further prompts of the examples; a prompt that is too long counts as failed.
-    operators = generation_operators(
-        study, context.runtime, examples, EVALUATION, specs, params, record_too_long=True, with_examples=True
-    )
+    # The study is that of a method that samples at the advantageous slot alone. A prompt that is too long counts as
+    # failed.
+    operators = sample_operators(study, context.runtime, examples, EVALUATION, greedy_params(study))
     blocks = index_blocks(missing, examples_per_block(len(missing), 1, context.runtime.samplers))
     return context.executor.map(blocks, operators, label="analysis")
 

@@ -18,9 +18,8 @@ from pos2distill.config import Study
 from pos2distill.errors import TransientError, UserError
 from pos2distill.records import PREDICTION_SCHEMA, REFUSAL_SCHEMA
 from pos2distill.sampling.blocks import examples_per_block, index_blocks
-from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.generate import require_responses
-from pos2distill.sampling.operators import generation_operators, to_predictions, to_refusals
+from pos2distill.sampling.operators import evaluation_operators, greedy_params, to_predictions, to_refusals
 from pos2distill.sampling.prompting import PromptKey, PromptSpec
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.parts import TableParts
@@ -82,8 +81,6 @@ def predict(stage: Stage, study: Study, context: RunContext, file: str, count: i
         UserError: if the engine fails on a prompt, or more examples are refused than `runtime.max_failed_fraction`.
     """
     examples, runtime = stage.inputs["examples"], context.runtime
-    # Temperature 0 is greedy, so a difference between slots is not sampling noise.
-    params = SamplingParams(0.0, 1.0, study.evaluation.max_new_tokens, stop_ids=())
     prompts_per_example = sum(spec.prompts_per_example for spec in specs)
     total = count * prompts_per_example
     parts, refused_parts = prediction_parts(stage.artifact), refusal_parts(stage.artifact)
@@ -93,7 +90,9 @@ def predict(stage: Stage, study: Study, context: RunContext, file: str, count: i
     missing = _missing(examples, file, count, finished)
     # Prompts of examples that an earlier run did not finish.
     answered = _prompt_keys(_without(predictions, finished))
-    operators = generation_operators(study, runtime, examples.artifact, file, specs, params, answered=answered)
+    operators = evaluation_operators(
+        study, runtime, examples.artifact, file, specs, greedy_params(study), answered=answered
+    )
     blocks = index_blocks(missing, examples_per_block(len(missing), prompts_per_example, runtime.samplers))
     done = total - len(missing) * prompts_per_example + len(answered)
     if blocks:

@@ -16,6 +16,7 @@ from pos2distill.config import ModelSection, PoolSection, Runtime, Study
 from pos2distill.config.method import Alignment
 from pos2distill.config.restrict import restrict
 from pos2distill.errors import MachineError, TransientError, UserError
+from pos2distill.models.files import files_version
 from pos2distill.records import sample_id_array
 from pos2distill.sampling.blocks import sampling_blocks
 from pos2distill.sampling.engines.protocol import SamplingParams
@@ -26,10 +27,10 @@ from pos2distill.sampling.operators import (
     SampleCounter,
     TableFunction,
     TaskOperator,
-    generation_operators,
+    sample_operators,
     store_samples,
 )
-from pos2distill.sampling.prompting import PromptSpec, replace_with_teacher_prompts
+from pos2distill.sampling.prompting import replace_with_teacher_prompts
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.samples import SampleStore, UnreadablePartError
 from pos2distill.store.selection import Selection
@@ -193,7 +194,6 @@ def sampling_operators(
     base = resolve_auto_settings(stage.study, stage.inputs)
     study = with_distilled(base, stage.inputs)
     teacher = stage.derived["teacher"]
-    specs = [PromptSpec(study.data.documents, placements=None)]
     sampling = study.sampling
     params = SamplingParams(
         sampling.temperature,
@@ -203,21 +203,13 @@ def sampling_operators(
         stored_top_k=teacher.get("k", 0),
     )
     examples = stage.inputs["examples"].artifact
-    operators = generation_operators(
-        study,
-        runtime,
-        examples,
-        TRAIN,
-        specs,
-        params,
-        samples_per_example=study.method.responses_per_example,
-        candidates=sampling.candidates,
-        only_needed=True,
-        record_too_long=True,
-        with_examples=True,
+    operators = sample_operators(
+        study, runtime, examples, TRAIN, params, candidates=sampling.candidates, only_needed=True
     )
     if study.method.teacher_gets_another_prompt:
-        replace_prompts = functools.partial(replace_with_teacher_prompts, study=study)
+        replace_prompts = functools.partial(
+            replace_with_teacher_prompts, study=study, model_version=files_version(study.model)
+        )
         operators.append(TaskOperator("teacher prompts", replace_prompts, runtime.samplers.max))
     if teacher.get("teacher") == "cached":
         create = functools.partial(_create_teacher, base.model, teacher["alignment"], runtime.teachers)

@@ -1,7 +1,8 @@
 """The steps from examples to stored samples and predictions: callables from Arrow table to Arrow table.
 
-    fetch_examples -> build_prompts -> GenerationOperator
+    fetch_examples -> build_sample_prompts -> GenerationOperator
         -> (replace_with_teacher_prompts) -> (TeacherEncoder) -> store_samples
+    fetch_examples -> build_evaluation_prompts -> GenerationOperator
 
 An executor decides where they run. Nothing here imports Ray, and what loads torch is imported only where the work is
 done, since processes that merely schedule operators load this module too.
@@ -22,7 +23,7 @@ from pos2distill.parquet import ParquetFile, open_parquet
 from pos2distill.records import PREDICTION_SCHEMA, REFUSAL_SCHEMA, SAMPLE_SCHEMA
 from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.generate import GenerationOperator
-from pos2distill.sampling.prompting import PromptKey, PromptSpec, build_prompts
+from pos2distill.sampling.prompting import PromptKey, PromptSpec, build_evaluation_prompts, build_sample_prompts
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
 from pos2distill.urls import open_url
@@ -78,7 +79,7 @@ class SampleCounter(Protocol):
         """
 
 
-def generation_operators(
+def evaluation_operators(
     study: Study,
     runtime: Runtime,
     examples: Artifact,
@@ -86,53 +87,88 @@ def generation_operators(
     specs: Sequence[PromptSpec],
     params: SamplingParams,
     *,
-    samples_per_example: int = 1,
-    candidates: int = 1,
-    only_needed: bool = False,
-    record_too_long: bool = False,
-    with_examples: bool = False,
     answered: frozenset[PromptKey] = frozenset(),
 ) -> list[Operator]:
-    """Read examples, build their prompts and generate: index tables in, tables of `RESPONSE_SCHEMA` out.
+    """Responses at every placement: index tables in, tables of `RESPONSE_SCHEMA` out.
 
     Args:
-        study: the model that generates, the wording of prompts and the seed.
+        study: the model that answers, the wording of prompts and the seed.
         examples, file: the artifact and its file that holds the examples.
         specs: prompt lengths and placements.
+        params: without stop ids; the model's tokenizer decides them. To measure, `greedy_params`.
+        answered: see `build_evaluation_prompts`.
+    """
+    build = functools.partial(
+        build_evaluation_prompts,
+        study=study,
+        specs=tuple(specs),
+        max_new_tokens=params.max_new_tokens,
+        answered=answered,
+        model_version=_model_version(study),
+    )
+    read = functools.partial(fetch_examples, artifact=examples, file=file)
+    generate = functools.partial(GenerationOperator, study, runtime, params)
+    return _chain(runtime, read, build, generate)
+
+
+def sample_operators(
+    study: Study,
+    runtime: Runtime,
+    examples: Artifact,
+    file: str,
+    params: SamplingParams,
+    *,
+    candidates: int = 1,
+    only_needed: bool = False,
+) -> list[Operator]:
+    """Responses at the slots that the method decides: index tables in, tables of `RESPONSE_SCHEMA` out.
+
+    Args:
+        study: the model that answers, the method, the wording of prompts and the seed.
+        examples, file: the artifact and its file that holds the examples.
         params: without stop ids; the model's tokenizer decides them.
-        samples_per_example: as `per_example` in `fetch_examples`.
         candidates: see `GenerationOperator`.
         only_needed: see `ActorOperator`.
-        record_too_long, with_examples, answered: see `build_prompts`.
     """
+    build = functools.partial(
+        build_sample_prompts,
+        study=study,
+        max_new_tokens=params.max_new_tokens,
+        model_version=_model_version(study),
+    )
+    read = functools.partial(
+        fetch_examples, artifact=examples, file=file, per_example=study.method.responses_per_example
+    )
+    generate = functools.partial(GenerationOperator, study, runtime, params, candidates=candidates)
+    return _chain(runtime, read, build, generate, only_needed=only_needed)
+
+
+def greedy_params(study: Study) -> SamplingParams:
+    """How answers are measured: at temperature 0, so that a difference between slots is not sampling noise."""
+    return SamplingParams(0.0, 1.0, study.evaluation.max_new_tokens, stop_ids=())
+
+
+def _model_version(study: Study) -> str | None:
+    """For all tasks: listing the files of a model at a URL takes a request."""
+    return None if study.model.uses_chat_api else files_version(study.model)
+
+
+def _chain(
+    runtime: Runtime,
+    read: TableFunction,
+    build: TableFunction,
+    generate: Callable[[], AsyncTableFunction],
+    *,
+    only_needed: bool = False,
+) -> list[Operator]:
     pool = runtime.samplers
     # Each task loads transformers and builds prompts far faster than one sampler consumes them, so one task for each
     # sampler is enough. Ray Data 2.60 fuses maps of the same limit into one.
-    read_function = functools.partial(fetch_examples, artifact=examples, file=file, per_example=samples_per_example)
-    read = TaskOperator("read examples", read_function, pool.max)
-    build = TaskOperator(
-        "build prompts",
-        functools.partial(
-            build_prompts,
-            study=study,
-            specs=tuple(specs),
-            max_new_tokens=params.max_new_tokens,
-            record_too_long=record_too_long,
-            with_examples=with_examples,
-            answered=answered,
-            # Computed once for all tasks: listing the files of a model at a URL takes a request.
-            model_version=None if study.model.uses_chat_api else files_version(study.model),
-        ),
-        pool.max,
-    )
-    generate = ActorOperator(
-        "samplers",
-        functools.partial(GenerationOperator, study, runtime, params, candidates=candidates),
-        pool,
-        is_async=True,
-        only_needed=only_needed,
-    )
-    return [read, build, generate]
+    return [
+        TaskOperator("read examples", read, pool.max),
+        TaskOperator("build prompts", build, pool.max),
+        ActorOperator("samplers", generate, pool, is_async=True, only_needed=only_needed),
+    ]
 
 
 def fetch_examples(batch: pa.Table, artifact: Artifact, file: str, per_example: int = 1) -> pa.Table:

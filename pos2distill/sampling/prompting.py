@@ -36,12 +36,11 @@ PromptKey = tuple[int, str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class PromptSpec:
-    """Which prompts one example gives: a number of documents, and placements of the gold documents.
+    """Which prompts an evaluated example gives: a number of documents, and placements of the gold documents.
 
     Attributes:
         documents: number of documents; `gold`: only the example's gold documents.
-        placements: the placements by the example's number of hops; each number of hops has equally many. None: for
-            samples, since the method decides their slots.
+        placements: the placements by the example's number of hops; each number of hops has equally many.
         slot_of_rank: where documents are reordered, the slot at which the document of each rank is shown. A placement
             then holds the gold documents' ranks.
         orders: number of orders of the distractors. Every placement is shown in each of them: first the data set's
@@ -49,7 +48,7 @@ class PromptSpec:
     """
 
     documents: int | Literal["gold"]
-    placements: Mapping[int, tuple[Placement, ...]] | None
+    placements: Mapping[int, tuple[Placement, ...]]
     slot_of_rank: Slots = ()
     orders: int = 1
 
@@ -60,116 +59,110 @@ class PromptSpec:
     @property
     def prompts_per_example(self) -> int:
         """The number of prompts that one example gives, whatever its number of hops."""
-        if self.placements is None:
-            return 1
         any_number_of_hops = next(iter(self.placements))
         return len(self.placements[any_number_of_hops]) * self.orders
 
 
-def build_prompts(
+def build_evaluation_prompts(
     batch: pa.Table,
     study: Study,
     specs: Sequence[PromptSpec],
     max_new_tokens: int,
     *,
-    record_too_long: bool = False,
-    with_examples: bool = False,
     answered: frozenset[PromptKey] = frozenset(),
     model_version: str | None = None,
 ) -> pa.Table:
-    """Build one prompt for each example, number of documents and placement; for samples, one for each sample.
+    """One prompt for each example, number of documents, placement and order of the distractors.
 
     Prompts of the same length are next to each other, so that batches need little padding.
 
     Args:
         batch: as `fetch_examples` returns it.
-        record_too_long: a prompt that does not fit the context becomes a row with its error instead of a prompt.
-            Without it, such a prompt raises an error, as evaluations need.
-        with_examples: store the whole example in each row, for stages that build further prompts from it. Examples are
-            long.
+        max_new_tokens: kept free for the response.
         answered: prompts to leave out.
         model_version: see `cached_prompt_builder`.
     Returns: a table of `PROMPT_SCHEMA`.
     Raises:
-        UserError: a prompt does not fit the context, and `record_too_long` is not set.
+        UserError: a prompt does not fit the context. Without it, positions could not be compared.
     """
-    builder = cached_prompt_builder(study, max_new_tokens, model_version)
-    records = batch.select(EXAMPLE_SCHEMA.names).to_pylist()
-    numbers = [0] * len(batch)
-    if "number" in batch.column_names:
-        numbers = batch["number"].to_pylist()
+    build = cached_prompt_builder(study, max_new_tokens, model_version)
+    examples = [example_from_row(record) for record in batch.select(EXAMPLE_SCHEMA.names).to_pylist()]
     rows = []
-    for spec in specs:
-        for record, sample_number in zip(records, numbers, strict=True):
-            example = example_from_row(record)
-            documents = spec.documents_of(example)
-            sample_id, placements = _placements(example, spec, study, sample_number)
-            for (number, placement), order in itertools.product(enumerate(placements), range(spec.orders)):
-                if (documents, example.example_id, number, order) in answered:
-                    continue
-                prompt = _build_prompt(builder, example, spec, placement, order, record_too_long=record_too_long)
-                # From the example and its prompt, so that a sample does not depend on how examples are batched.
-                seed = derive_seed(study.seed, "sample", example.example_id, documents, *placement.slots)
-                rows.append(
-                    {
-                        "example_id": example.example_id,
-                        "sample_id": sample_id,
-                        "answers": example.answers,
-                        "documents": documents,
-                        "placement": number,
-                        "order": order,
-                        "group": placement.group,
-                        "slots": placement.slots,
-                        **prompt,
-                        "seed": seed,
-                        "example": record if with_examples else None,
-                    }
-                )
+    for spec, example in itertools.product(specs, examples):
+        documents = spec.documents_of(example)
+        placements = enumerate(spec.placements[len(example.golds)])
+        for (number, placement), order in itertools.product(placements, range(spec.orders)):
+            if (documents, example.example_id, number, order) in answered:
+                continue
+            try:
+                prompt = build(example, documents, placement.slots, order=order, slot_of_rank=spec.slot_of_rank)
+            except PromptTooLong as too_long:
+                # Ray Data keeps nothing of an error but its text, of which `executors.ray.errors` knows the classes.
+                raise UserError(str(too_long)) from None
+            row = _prompt_row(study, example, documents, placement.slots)
+            row |= {"placement": number, "order": order, "group": placement.group}
+            rows.append(row | _prompt_columns(build, prompt))
     return pa.Table.from_pylist(rows, schema=PROMPT_SCHEMA)
 
 
-def _placements(
-    example: Example, spec: PromptSpec, study: Study, sample_number: int
-) -> tuple[str | None, Sequence[Placement]]:
-    """The sample's id (None where a model is evaluated) and the placements at which an example is shown."""
-    if spec.placements is not None:
-        return None, spec.placements[len(example.golds)]
-    sample_id = sample_ids([example.example_id], study.method.responses_per_example)[sample_number]
-    return sample_id, (Placement(sampled_slots(study, example)[sample_number]),)
+def build_sample_prompts(
+    batch: pa.Table, study: Study, max_new_tokens: int, *, model_version: str | None = None
+) -> pa.Table:
+    """One prompt for each sample, at the slots that the method decides, with its whole example.
+
+    A prompt that does not fit the context becomes a row with its error.
+
+    Args:
+        batch: as `fetch_examples` returns it.
+        max_new_tokens: kept free for the response.
+        model_version: see `cached_prompt_builder`.
+    Returns: a table of `PROMPT_SCHEMA`.
+    """
+    build = cached_prompt_builder(study, max_new_tokens, model_version)
+    records = batch.select(EXAMPLE_SCHEMA.names).to_pylist()
+    numbers = batch["number"].to_pylist() if "number" in batch.column_names else [0] * len(batch)
+    rows = []
+    for record, number in zip(records, numbers, strict=True):
+        example = example_from_row(record)
+        slots = sampled_slots(study, example)[number]
+        row = _prompt_row(study, example, study.data.documents, slots)
+        sample_id = sample_ids([example.example_id], study.method.responses_per_example)[number]
+        row |= {"sample_id": sample_id, "placement": 0, "order": 0, "group": "", "example": record}
+        try:
+            row |= _prompt_columns(build, build(example, study.data.documents, slots))
+        except PromptTooLong as too_long:
+            row |= {"prompt_ids": (), "error": too_long.problem}
+        rows.append(row)
+    return pa.Table.from_pylist(rows, schema=PROMPT_SCHEMA)
 
 
-def _build_prompt(
-    builder: PromptBuilder | MessageBuilder,
-    example: Example,
-    spec: PromptSpec,
-    placement: Placement,
-    order: int,
-    *,
-    record_too_long: bool,
-) -> dict[str, Any]:
-    """The columns of the prompt. If it is too long, `record_too_long` says whether the error is one of them."""
-    try:
-        prompt = builder(
-            example,
-            spec.documents_of(example),
-            placement.slots,
-            order=order,
-            slot_of_rank=spec.slot_of_rank,
-        )
-    except PromptTooLong as too_long:
-        if not record_too_long:
-            # Ray Data keeps nothing of an error but its text, of which `executors.ray.errors` knows the classes.
-            raise UserError(str(too_long)) from None
-        return {"prompt_ids": (), "messages": None, "error": too_long.problem}
+def _prompt_row(study: Study, example: Example, documents: int, slots: Slots) -> dict[str, Any]:
+    """The columns that do not need the prompt."""
+    return {
+        "example_id": example.example_id,
+        "answers": example.answers,
+        "documents": documents,
+        "slots": slots,
+        # From the example and its prompt, so that a sample does not depend on how examples are batched.
+        "seed": derive_seed(study.seed, "sample", example.example_id, documents, *slots),
+    }
+
+
+def _prompt_columns(builder: PromptBuilder | MessageBuilder, prompt: Any) -> dict[str, Any]:
+    """The prompt that this builder has made, in its column."""
     if isinstance(builder, MessageBuilder):
-        return {"prompt_ids": (), "messages": prompt, "error": None}
-    return {"prompt_ids": prompt, "messages": None, "error": None}
+        return {"prompt_ids": (), "messages": prompt}
+    return {"prompt_ids": prompt}
 
 
-def replace_with_teacher_prompts(responses: pa.Table, study: Study) -> pa.Table:
-    """Replace each prompt by the teacher's prompt for the same example."""
+def replace_with_teacher_prompts(responses: pa.Table, study: Study, model_version: str) -> pa.Table:
+    """Replace each prompt by the teacher's prompt for the same example.
+
+    Args:
+        model_version: see `cached_prompt_builder`.
+    """
     # Nothing is reserved, because the responses exist.
-    builder = _token_builder(study, 0, files_version(study.model))
+    builder = _token_builder(study, 0, model_version)
     prompts: list[Tokens | Sequence[int]] = []
     for record, outcome in zip(responses["example"].to_pylist(), responses["outcome"].to_pylist(), strict=True):
         if outcome == "failed":  # perhaps because its prompt is too long
@@ -183,21 +176,22 @@ def replace_with_teacher_prompts(responses: pa.Table, study: Study) -> pa.Table:
 
 
 def cached_prompt_builder(
-    study: Study, max_new_tokens: int, model_version: str | None = None
+    study: Study, reserve: int, model_version: str | None = None
 ) -> PromptBuilder | MessageBuilder:
     """The builder of a study's prompts, kept in this process: token ids, or messages where a server has the template.
 
     Args:
+        reserve: tokens that are kept free for the response.
         model_version: the version of the model's files. If it is None, the files are listed to find it.
     """
     if study.model.uses_chat_api:
-        return MessageBuilder(study.data.wording, max_length=study.model.max_length, reserve=max_new_tokens)
+        return MessageBuilder(study.data.wording, max_length=study.model.max_length, reserve=reserve)
     # The files as they are now: in a notebook, they may have changed since the last call.
-    return _token_builder(study, max_new_tokens, model_version or files_version(study.model))
+    return _token_builder(study, reserve, model_version or files_version(study.model))
 
 
 @functools.lru_cache(maxsize=2)
-def _token_builder(study: Study, max_new_tokens: int, _version: str) -> PromptBuilder:
+def _token_builder(study: Study, reserve: int, _version: str) -> PromptBuilder:
     """Load a builder once in a process, which may run many tasks, for each version of the model's files.
 
     It is loaded in a thread, because Ray 2.60 cancels a task by interrupting the main thread. An interrupt during the
@@ -207,7 +201,7 @@ def _token_builder(study: Study, max_new_tokens: int, _version: str) -> PromptBu
     def load() -> PromptBuilder:
         from pos2distill.models.load import load_prompt_builder
 
-        return load_prompt_builder(study, reserve=max_new_tokens)
+        return load_prompt_builder(study, reserve=reserve)
 
     with ThreadPoolExecutor(1, "prompts") as thread:
         return thread.submit(load).result()

@@ -7,10 +7,9 @@ import pyarrow as pa
 
 from pos2distill.config import Runtime, Study
 from pos2distill.sampling.blocks import batches_of
-from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.generate import GenerationOperator, require_responses
-from pos2distill.sampling.operators import fetch_examples
-from pos2distill.sampling.prompting import PromptSpec, build_prompts
+from pos2distill.sampling.operators import fetch_examples, greedy_params
+from pos2distill.sampling.prompting import PromptSpec, build_evaluation_prompts
 from pos2distill.store.artifacts import Artifact
 
 
@@ -26,11 +25,11 @@ class ScaledAccuracy:
             study: its model must have scales; their values do not matter.
             examples, file: the artifact and its file; prompts are built from its first `count` examples.
         """
-        tokens = study.evaluation.max_new_tokens
+        params = greedy_params(study)
         index = pa.table({"index": np.arange(count)})
-        prompts = build_prompts(fetch_examples(index, examples, file), study, [spec], tokens)
+        prompts = build_evaluation_prompts(fetch_examples(index, examples, file), study, [spec], params.max_new_tokens)
         self.batches = batches_of(prompts, runtime.samplers.batch_size)
-        self.generate = GenerationOperator(study, runtime, SamplingParams(0.0, 1.0, tokens, stop_ids=()))
+        self.generate = GenerationOperator(study, runtime, params)
 
     async def __call__(self, scales: tuple[float, ...]) -> list[float]:
         """The accuracy at each placement.

@@ -23,7 +23,8 @@ from pos2distill.sampling.generate import GenerationOperator, require_responses
 from pos2distill.sampling.operators import fetch_examples, store_samples, to_predictions
 from pos2distill.sampling.prompting import (
     PromptSpec,
-    build_prompts,
+    build_evaluation_prompts,
+    build_sample_prompts,
     cached_prompt_builder,
     replace_with_teacher_prompts,
 )
@@ -40,20 +41,13 @@ SPECS = [PromptSpec(4, {1: (Placement((0,)),)})]
 
 @pytest.fixture
 def make_batch(make_recipe: Callable[..., Recipe]) -> Callable[..., tuple[Recipe, pa.Table]]:
-    """`make_batch(limit, engine, record_too_long=…, **overrides)`: a recipe and prompts, of a model with that context.
+    """`make_batch(limit, engine, **overrides)`: a recipe and prompts of samples, of a model with that context."""
 
-    Each prompt with its example.
-    """
-
-    def make(
-        limit: int = 512, engine: str = "fake", *, record_too_long: bool = True, **overrides: object
-    ) -> tuple[Recipe, pa.Table]:
+    def make(limit: int = 512, engine: str = "fake", **overrides: object) -> tuple[Recipe, pa.Table]:
         recipe = make_recipe(model={"engine": engine, "max_length": limit}, **overrides)
         examples = list(load_split(recipe.study.data, documents=4, seed=0).train[:8])
         examples[3] = replace(examples[3], question=f"Please tell: {examples[3].question}")
-        table = examples_to_table(examples)
-        prompts = build_prompts(table, recipe.study, SPECS, 8, record_too_long=record_too_long, with_examples=True)
-        return recipe, prompts
+        return recipe, build_sample_prompts(examples_to_table(examples), recipe.study, 8)
 
     return make
 
@@ -86,15 +80,15 @@ def test_generate_records_a_prompt_that_is_too_long(
     assert all(row["error"] is None and row["sampled_ids"] for row in rows if row not in failed)
 
 
-def test_build_prompts_in_several_orders_of_the_distractors(make_recipe: Callable[..., Recipe]) -> None:
+def test_build_evaluation_prompts_in_several_orders_of_the_distractors(make_recipe: Callable[..., Recipe]) -> None:
     """Per placement: first as without orders, then the same documents in others, whatever the study's seed."""
     placements = {1: (Placement((0,)), Placement((2,)))}
     one, three = PromptSpec(4, placements), PromptSpec(4, placements, orders=3)
     assert (one.prompts_per_example, three.prompts_per_example) == (2, 6)
     recipe, other_seed = make_recipe(), make_recipe(seed=5)
     examples = examples_to_table(load_split(recipe.study.data, documents=4, seed=0).train[:3])
-    plain = build_prompts(examples, recipe.study, [one], 8)
-    rows = build_prompts(examples, recipe.study, [three], 8)
+    plain = build_evaluation_prompts(examples, recipe.study, [one], 8)
+    rows = build_evaluation_prompts(examples, recipe.study, [three], 8)
     assert rows["placement"].to_pylist() == [0, 0, 0, 1, 1, 1] * 3
     assert rows["order"].to_pylist() == [0, 1, 2] * 6
     assert rows["slots"].to_pylist() == [[0]] * 3 + [[2]] * 3 + [[0]] * 3 + [[2]] * 3 + [[0]] * 3 + [[2]] * 3
@@ -103,30 +97,29 @@ def test_build_prompts_in_several_orders_of_the_distractors(make_recipe: Callabl
     for first in range(0, 18, 3):
         assert sorted(ids[first]) == sorted(ids[first + 1]) == sorted(ids[first + 2])
     assert any(ids[first] != ids[first + 1] for first in range(0, 18, 3))
-    assert build_prompts(examples, other_seed.study, [three], 8)["prompt_ids"].to_pylist() == ids
+    assert build_evaluation_prompts(examples, other_seed.study, [three], 8)["prompt_ids"].to_pylist() == ids
 
 
-def test_build_prompts_with_whole_examples(make_recipe: Callable[..., Recipe]) -> None:
+def test_prompts_of_samples_have_their_id_and_example_and_those_of_evaluations_neither(
+    make_recipe: Callable[..., Recipe],
+) -> None:
+    """An evaluated example has several prompts, and an example is long. Both are the same prompt otherwise."""
     recipe = make_recipe()
     examples = examples_to_table(load_split(recipe.study.data, documents=4, seed=0).train[:3])
-    with_examples = build_prompts(examples, recipe.study, SPECS, 8, with_examples=True)
-    assert with_examples["example"].to_pylist() == examples.to_pylist()
-    assert build_prompts(examples, recipe.study, SPECS, 8)["example"].to_pylist() == [None] * 3
-
-
-def test_build_prompts_names_the_sample_of_each_example(make_recipe: Callable[..., Recipe]) -> None:
-    """None where a model is evaluated, since an example has several prompts then."""
-    recipe = make_recipe()
-    examples = examples_to_table(load_split(recipe.study.data, documents=4, seed=0).train[:3])
-    samples = build_prompts(examples, recipe.study, [PromptSpec(4, None)], 8, record_too_long=True)
+    samples = build_sample_prompts(examples, recipe.study, 8)
     assert samples["sample_id"].to_pylist() == samples["example_id"].to_pylist() == examples["example_id"].to_pylist()
-    evaluated = build_prompts(examples, recipe.study, SPECS, 8)
-    assert evaluated["sample_id"].null_count == len(evaluated)
+    assert samples["example"].to_pylist() == examples.to_pylist()
+    evaluated = build_evaluation_prompts(examples, recipe.study, SPECS, 8)
+    assert evaluated["sample_id"].null_count == evaluated["example"].null_count == len(evaluated)
+    own = ["sample_id", "example"]
+    assert evaluated.drop_columns(own).equals(samples.drop_columns(own))
 
 
-def test_build_prompts_rejects_a_long_prompt_in_evaluation(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
+def test_build_evaluation_prompts_rejects_a_long_prompt(make_recipe: Callable[..., Recipe]) -> None:
+    recipe = make_recipe(model={"engine": "fake", "max_length": 20})
+    examples = examples_to_table(load_split(recipe.study.data, documents=4, seed=0).train[:3])
     with pytest.raises(UserError, match=r"^example fox-\d+: prompt of \d+ tokens .+ exceed the model's context of 20"):
-        make_batch(20, record_too_long=False)
+        build_evaluation_prompts(examples, recipe.study, SPECS, 8)
 
 
 def test_generate_takes_a_batch_without_a_prompt(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
@@ -166,13 +159,13 @@ def test_require_responses_rejects_a_failure(make_batch: Callable[..., tuple[Rec
     require_responses(responses.filter(pc.field("outcome") != "failed"))
 
 
-def test_build_prompts_leaves_out_answered_prompts(make_recipe: Callable[..., Recipe]) -> None:
+def test_build_evaluation_prompts_leaves_out_answered_prompts(make_recipe: Callable[..., Recipe]) -> None:
     recipe = make_recipe()
     examples = examples_to_table(load_split(recipe.study.data, documents=4, seed=0).train[:2])
     first, second = examples["example_id"].to_pylist()
     specs = [PromptSpec(4, {1: (Placement((0,)), Placement((2,)))}, orders=2), PromptSpec("gold", SPECS[0].placements)]
     answered = frozenset({(4, first, 0, 1), (4, first, 1, 0), (1, second, 0, 0), (3, second, 0, 1)})
-    prompts = build_prompts(examples, recipe.study, specs, 8, answered=answered)
+    prompts = build_evaluation_prompts(examples, recipe.study, specs, 8, answered=answered)
     shown = [(row["documents"], row["example_id"], row["placement"], row["order"]) for row in prompts.to_pylist()]
     both = [(4, second, placement, order) for placement in (0, 1) for order in (0, 1)]
     assert shown == [(4, first, 0, 0), (4, first, 1, 1), *both, (1, first, 0, 0)]
@@ -297,12 +290,12 @@ def test_fetch_examples_numbers_the_samples_of_an_example(make_recipe: Callable[
     assert single.to_pylist() == examples_to_table([examples[5]]).to_pylist()
 
 
-def test_build_prompts_on_policy_shows_each_sample_at_its_slots(make_recipe: Callable[..., Recipe]) -> None:
+def test_build_sample_prompts_on_policy_shows_each_sample_at_its_slots(make_recipe: Callable[..., Recipe]) -> None:
     study = make_recipe(method={"name": "r1-on-policy", "k": 2, "advantageous_slot": "last"}).study
     examples = load_split(study.data, documents=4, seed=0).train[:2]
     table = examples_to_table([examples[0], examples[0], examples[1], examples[1]])
     numbered = table.append_column("number", [[0, 2, 1, 0]])
-    prompts = build_prompts(numbered, study, [PromptSpec(4, None)], 8, with_examples=True)
+    prompts = build_sample_prompts(numbered, study, 8)
     names = [example.example_id for example in examples]
     assert prompts["sample_id"].to_pylist() == [f"{names[0]}@0", f"{names[0]}@2", f"{names[1]}@1", f"{names[1]}@0"]
     assert prompts["example_id"].to_pylist() == [names[0], names[0], names[1], names[1]]
@@ -313,7 +306,7 @@ def test_build_prompts_on_policy_shows_each_sample_at_its_slots(make_recipe: Cal
     responses = RESPONSE_SCHEMA.empty_table().to_pylist()
     for row, outcome in zip(prompts.to_pylist(), ("kept", "wrong", "failed", "kept"), strict=True):
         responses.append({name: row.get(name) for name in RESPONSE_SCHEMA.names} | {"outcome": outcome})
-    shown = replace_with_teacher_prompts(pa.Table.from_pylist(responses, schema=RESPONSE_SCHEMA), study)
+    shown = replace_with_teacher_prompts(pa.Table.from_pylist(responses, schema=RESPONSE_SCHEMA), study, "")
     first, _, _, last = prompts["prompt_ids"].to_pylist()
     assert shown["prompt_ids"].to_pylist() == [first, first, [], last]
     assert shown["slots"].to_pylist() == prompts["slots"].to_pylist()
