@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pos2distill.config import AnalysisSection, ModelSection, PoolSection, Study
-from pos2distill.config.restrict import restrict
 from pos2distill.evaluation.analysis import FIGURES, summarize_analysis
 from pos2distill.records import PASSES_SCHEMA, RESPONSE_SCHEMA, Example, Slots, example_from_row
 from pos2distill.sampling.blocks import batches_of, examples_per_block, index_blocks
@@ -61,7 +60,6 @@ def plan(
         evaluation: the evaluation of the same model.
         base_analysis: the analysis of the base model, for that of the distilled one.
     """
-    settings = restrict(context.study, _FIELDS)
     examples = evaluation_examples(context.prepare, context.digests)
     inputs = {"examples": examples, "predictions": evaluation.output(), **context.training_inputs}
     name, folder = "analyze base", BASE_ANALYSIS
@@ -69,8 +67,7 @@ def plan(
         inputs["checkpoint"] = distill.output()
         inputs["base_analysis"] = base_analysis.output()
         name, folder = "analyze distilled", DISTILLED_ANALYSIS
-    artifact = Artifact(context.storage, folder, context.digests.fingerprint(settings, inputs))
-    return Stage(name, artifact, settings, run, inputs)
+    return context.declare(name=name, folder=folder, fields=_FIELDS, run=run, inputs=inputs)
 
 
 def run(stage: Stage, context: RunContext) -> Manifest:

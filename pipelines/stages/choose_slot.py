@@ -7,10 +7,9 @@ from dataclasses import asdict
 
 import numpy as np
 
-from pos2distill.config.restrict import restrict
 from pos2distill.evaluation.scores import to_curve, to_grid
 from pos2distill.sampling.prompting import PromptSpec
-from pos2distill.store.artifacts import Artifact, Manifest
+from pos2distill.store.artifacts import Manifest
 from pos2distill.tasks.permutations import candidate_placements
 
 from ..artifact_names import SLOT_SCORES
@@ -33,10 +32,8 @@ _FIELDS = (
 
 def plan(context: PlanContext) -> Stage:
     """The stage of a study whose advantageous slot is `auto`, or whose documents are reordered."""
-    settings = restrict(context.study, _FIELDS)
     inputs = {"examples": training_examples(context.prepare, context.digests), **context.scale_inputs}
-    artifact = Artifact(context.storage, SLOT_SCORES, context.digests.fingerprint(settings, inputs))
-    return Stage("choose slot", artifact, settings, run, inputs)
+    return context.declare(name="choose slot", folder=SLOT_SCORES, fields=_FIELDS, run=run, inputs=inputs)
 
 
 def run(stage: Stage, context: RunContext) -> Manifest:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from pos2distill.config import Runtime
-from pos2distill.config.restrict import restrict
 from pos2distill.errors import Stopped, UserError, warn
 from pos2distill.literal_paths import list_matching
 from pos2distill.store.artifacts import Artifact, Manifest
@@ -56,21 +55,20 @@ def plan(context: PlanContext, samples: Stage, *, round_number: int = 1, student
         round_number: 1 for the first round.
         student: the earlier round that made the model which is trained further; default: the study's model.
     """
-    study, digests = context.study, context.digests
     fields = [*_FIELDS]
     # Only where it is used; otherwise it would change fingerprints without changing a result.
-    if study.method.view in ("skip", "cyclic"):
+    if context.study.method.view in ("skip", "cyclic"):
         fields.append("method.view_weight")
-    settings = restrict(study, fields)
     # Only the responses of the samples: how training uses a teacher is in this stage's own settings.
-    responses = sample.responses(samples, digests)
-    examples = training_examples(context.prepare, digests)
+    responses = sample.responses(samples, context.digests)
+    examples = training_examples(context.prepare, context.digests)
     inputs = {"examples": examples, "samples": responses, **context.training_inputs}
     if student is not None:
         inputs["student"] = student.output()
-    artifact = Artifact(context.storage, CHECKPOINT, digests.fingerprint(settings, inputs))
     name = "distill" if round_number == 1 else f"distill {round_number}"
-    return Stage(name, artifact, settings, run, inputs, streams={"samples": samples})
+    return context.declare(
+        name=name, folder=CHECKPOINT, fields=fields, run=run, inputs=inputs, streams={"samples": samples}
+    )
 
 
 def run(stage: Stage, context: RunContext) -> Manifest:

@@ -6,9 +6,8 @@ from typing import Any
 import pyarrow as pa
 
 from pos2distill.config import Study
-from pos2distill.config.restrict import restrict
 from pos2distill.sampling.prompting import PromptSpec, cached_prompt_builder
-from pos2distill.store.artifacts import Artifact, Manifest
+from pos2distill.store.artifacts import Manifest
 from pos2distill.tasks.permutations import Placement, evaluated_placements, rank_slots_by_accuracy
 from pos2distill.tasks.prompts import MessageBuilder
 
@@ -22,9 +21,8 @@ from .stage import Input, RunContext, Stage, recorded_seconds
 _EVALUATION = ("evaluation.slots", "evaluation.other_documents", "evaluation.max_new_tokens")
 
 
-def plan(context: PlanContext, *, distill: Stage | None = None) -> Stage:
-    """The evaluation of the base model, or of the model that the stage `distill` makes."""
-    study, digests = context.study, context.digests
+def declared_settings(study: Study) -> list[str]:
+    """The settings that decide the prompts and answers of an evaluation."""
     fields = [*PROMPT_FIELDS, *_EVALUATION]
     # Other methods act by the scales in the model's section.
     if study.inference.spec.only_evaluated:
@@ -36,8 +34,13 @@ def plan(context: PlanContext, *, distill: Stage | None = None) -> Stage:
         fields.append("evaluation.distractor_orders")
     if study.evaluation.reference_prompts:
         fields.append("evaluation.reference_prompts")
-    settings = restrict(study, fields)
-    inputs = {"examples": evaluation_examples(context.prepare, digests), **context.evaluation_inputs}
+    return fields
+
+
+def plan(context: PlanContext, *, distill: Stage | None = None) -> Stage:
+    """The evaluation of the base model, or of the model that the stage `distill` makes."""
+    study = context.study
+    inputs = {"examples": evaluation_examples(context.prepare, context.digests), **context.evaluation_inputs}
     name, folder = "evaluate base", BASE_SCORES
     if distill is not None:
         inputs["checkpoint"] = distill.output()
@@ -46,8 +49,9 @@ def plan(context: PlanContext, *, distill: Stage | None = None) -> Stage:
         name = f"{context.task}: {name}"
     # Earlier versions showed the distractors in other orders at each slot.
     derived = {"orders": "the same at every slot"} if study.evaluation.distractor_orders > 1 else {}
-    artifact = Artifact(context.storage, folder, digests.fingerprint(settings, inputs, derived))
-    return Stage(name, artifact, settings, run, inputs, derived)
+    return context.declare(
+        name=name, folder=folder, fields=declared_settings(study), run=run, inputs=inputs, derived=derived
+    )
 
 
 def run(stage: Stage, context: RunContext) -> Manifest:

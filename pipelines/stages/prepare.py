@@ -31,12 +31,16 @@ _NOT_FOR_EVALUATION = ("data.train_examples", "data.train_candidates", "seed")
 
 def plan(study: Study, storage: str, digests: Digests, *, task: str | None = None) -> Stage:
     """The stage of a study, or of another task of it."""
-    settings = restrict(study, _FIELDS)
-    derived = {"longest_prompt": _longest_prompt(study)}
-    artifact = Artifact(storage, EXAMPLES, digests.fingerprint(settings, derived=derived))
-    name = "prepare" if task is None else f"{task}: prepare"
-    run_stage = functools.partial(run, task=task, digest=digests.data)
-    return Stage(name, artifact, settings, run_stage, derived=derived)
+    return Stage.declare(
+        study,
+        storage,
+        digests,
+        name="prepare" if task is None else f"{task}: prepare",
+        folder=EXAMPLES,
+        fields=_FIELDS,
+        run=functools.partial(run, task=task, digest=digests.data),
+        derived={"longest_prompt": _longest_prompt(study)},
+    )
 
 
 def training_examples(stage: Stage, digests: Digests) -> Input:

@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from pos2distill.config import ModelSection, PoolSection, Runtime, Study
 from pos2distill.config.method import Alignment
-from pos2distill.config.restrict import restrict
 from pos2distill.errors import MachineError, TransientError, UserError
 from pos2distill.models.files import files_version
 from pos2distill.records import sample_id_array
@@ -31,7 +30,7 @@ from pos2distill.sampling.operators import (
     store_samples,
 )
 from pos2distill.sampling.prompting import replace_with_teacher_prompts
-from pos2distill.store.artifacts import Artifact, Manifest
+from pos2distill.store.artifacts import Manifest
 from pos2distill.store.samples import SampleStore, UnreadablePartError
 from pos2distill.store.selection import Selection
 
@@ -64,22 +63,20 @@ def plan(context: PlanContext, *, round_number: int = 1, student: Stage | None =
         round_number: 1 for the first round.
         student: the earlier round that made the model which answers; default: the study's model.
     """
-    study, digests = context.study, context.digests
+    study = context.study
     fields = [*_FIELDS]
     # Only where they are used; otherwise they would change fingerprints without changing a result.
     if study.method.spec.on_policy:
         fields += ["method.name", "method.k"]
         # With the default weight there are anchor rows, and their number does not depend on it.
         fields += ["method.anchor_weight"] if not study.method.anchor_weight else []
-    settings = restrict(study, fields)
-    inputs = {"examples": training_examples(context.prepare, digests), **context.training_inputs}
+    inputs = {"examples": training_examples(context.prepare, context.digests), **context.training_inputs}
     if student is not None:
         inputs["student"] = student.output()
     # The stored values, not the setting: `resident` and `none` both store nothing and can use the same samples.
     derived = {"teacher": _stored_teacher(study)}
-    artifact = Artifact(context.storage, SAMPLES, digests.fingerprint(settings, inputs, derived))
     name = "sample" if round_number == 1 else f"sample {round_number}"
-    return Stage(name, artifact, settings, run, inputs, derived)
+    return context.declare(name=name, folder=SAMPLES, fields=fields, run=run, inputs=inputs, derived=derived)
 
 
 def stores_teacher(stage: Stage) -> bool:

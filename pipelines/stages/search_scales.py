@@ -12,7 +12,6 @@ from typing import Annotated
 import pydantic
 
 from pos2distill.config import ModelSection, Study
-from pos2distill.config.restrict import restrict
 from pos2distill.literal_paths import list_matching
 from pos2distill.models.rope.curves import Genome, scales_of
 from pos2distill.models.rope.search import Candidate, best, fitness, next_genomes
@@ -40,10 +39,8 @@ _LATER = pydantic.TypeAdapter(list[Candidate])
 
 def plan(context: PlanContext) -> Stage:
     """The stage of a study whose method is `lpes` without scales. It uses training questions only."""
-    settings = restrict(context.study, _FIELDS)
     inputs = {"examples": training_examples(context.prepare, context.digests)}
-    artifact = Artifact(context.storage, ROPE_SCALES, context.digests.fingerprint(settings, inputs))
-    return Stage("search scales", artifact, settings, run, inputs)
+    return context.declare(name="search scales", folder=ROPE_SCALES, fields=_FIELDS, run=run, inputs=inputs)
 
 
 def run(stage: Stage, context: RunContext) -> Manifest:

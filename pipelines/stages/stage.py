@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from pos2distill.config import Runtime, Study, fingerprint
-from pos2distill.config.restrict import RestrictedStudy
+from pos2distill.config.restrict import RestrictedStudy, restrict
 from pos2distill.errors import UserError
 from pos2distill.records import SCHEMA_VERSION
 from pos2distill.store.artifacts import Artifact, Manifest
@@ -97,6 +97,32 @@ class Stage:
     inputs: Mapping[str, Input] = field(default_factory=dict)
     derived: Mapping[str, Any] = field(default_factory=dict)
     streams: Mapping[str, Stage] = field(default_factory=dict)
+
+    @classmethod
+    def declare(
+        cls,
+        study: Study,
+        storage: str,
+        digests: Digests,
+        *,
+        name: str,
+        folder: str,
+        fields: Collection[str],
+        run: Callable[[Stage, RunContext], Manifest],
+        inputs: Mapping[str, Input] | None = None,
+        derived: Mapping[str, Any] | None = None,
+        streams: Mapping[str, Stage] | None = None,
+    ) -> Stage:
+        """A stage whose artifact is named by the fingerprint of all that it declares.
+
+        Args:
+            folder: the artifact's name (`artifact_names`).
+            fields: the settings that `run` computes with (`restrict`).
+            name, run, inputs, derived, streams: see the attributes.
+        """
+        restricted = restrict(study, fields)
+        artifact = Artifact(storage, folder, digests.fingerprint(restricted, inputs, derived))
+        return cls(name, artifact, restricted, run, inputs or {}, derived or {}, streams or {})
 
     @property
     def fingerprint(self) -> str:

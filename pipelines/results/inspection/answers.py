@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pos2distill.config import Study
+from pos2distill.config.restrict import restrict
 from pos2distill.evaluation.attribution import Attribution
 from pos2distill.evaluation.questions import document_order, golds_first
 from pos2distill.evaluation.scores import format_slots
@@ -12,7 +13,7 @@ from pos2distill.store.artifacts import Artifact
 
 from ...artifact_names import BASE_SCORES
 from ...stages.answers import read_predictions, read_refused
-from ...stages.evaluate import eval_specs
+from ...stages.evaluate import declared_settings, eval_specs
 from ...stages.prepare import EVALUATION, read_locations, read_prepared
 from ...stages.stage import Input
 from ..artifact_lookup import input_artifact, list_artifacts, provenance_of, study_of
@@ -74,12 +75,12 @@ def _models(artifact: Artifact, study: Study, examples: Artifact) -> dict[str, A
     return {"after": artifact}
 
 
-def _prompt_settings(study: Study) -> list[Any]:
-    """The settings that decide the model, before it is distilled, and its prompts."""
-    settings: list[Any] = [study.model, study.inference]
-    settings += [getattr(study.data, name) for name in ("prompt", "template", "metric", "hops", "documents")]
-    names = ("slots", "other_documents", "other_slots", "distractor_orders", "reference_prompts", "max_new_tokens")
-    return settings + [getattr(study.evaluation, name) for name in names]
+def _prompt_settings(study: Study) -> Study:
+    """The settings that decide the model, before it is distilled, and its prompts.
+
+    An evaluation itself declares no inference method that acts by scales, since these are an input of its stage.
+    """
+    return restrict(study, [*declared_settings(study), "inference"])
 
 
 def _by_variant(artifact: Artifact) -> dict[str, dict[_PromptVariant, _Answer]]:
