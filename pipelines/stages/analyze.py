@@ -4,12 +4,10 @@ The analysis of the distilled model reads the responses and the states of the ba
 """
 
 import functools
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -19,13 +17,13 @@ from pos2distill.records import PASSES_SCHEMA, RESPONSE_SCHEMA, Example, Slots, 
 from pos2distill.sampling.blocks import batches_of, examples_per_block, index_blocks
 from pos2distill.sampling.engines.protocol import Completion
 from pos2distill.sampling.operators import ActorOperator, TableFunction, greedy_params, sample_operators
-from pos2distill.store.artifacts import Artifact, Manifest
+from pos2distill.store.artifacts import Manifest
 from pos2distill.store.parts import TableParts
 from pos2distill.tasks.permutations import advantageous_slots
 
 from ..artifact_names import BASE_ANALYSIS, DISTILLED_ANALYSIS
-from ..progress_bar import show_stage
 from .answers import PROMPT_FIELDS, read_predictions
+from .parts_loop import map_and_store
 from .plan_context import PlanContext
 from .prepare import EVALUATION, evaluation_examples, read_prepared
 from .resolve import resolve_auto_settings, with_distilled
@@ -88,7 +86,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
             counts = _answer_counts(stage.inputs["base_analysis"].manifest().counts)
         else:
             responses, counts = _answer(stage, base, context, answer_parts)
-        passes = _pass(study, base.model, context, responses, pass_parts, stage.name)
+        passes = _pass(stage, study, base.model, context, responses, pass_parts)
     predictions = read_predictions(stage.inputs["predictions"].artifact)
     summary = summarize_analysis(study, passes, predictions, _examples(stage))
     counts["passes"] = pc.sum(pc.list_value_length(passes["kl"])).as_py() or 0
@@ -116,13 +114,24 @@ def _answer(stage: Stage, study: Study, context: RunContext, parts: TableParts) 
     evaluated = _evaluated_answers(stage, study, records)
     answered = pa.concat_tables([evaluated, parts.read()])["example_id"]
     missing = np.flatnonzero(~np.isin(ids, answered))
-    if len(missing):
-        done, hint = len(records) - len(missing), context.executor.stalled_hint
-        results = _generate(study, context, stage.inputs["examples"].artifact, missing)
-        with closing(results), show_stage(stage.name, len(records), done=done, unit="prompt", hint=hint) as shown:
-            for generated in results:
-                parts.append(generated.select(_ANSWERS.names).cast(_ANSWERS))
-                shown.update(len(generated))
+
+    def store(generated: pa.Table) -> None:
+        parts.append(generated.select(_ANSWERS.names).cast(_ANSWERS))
+
+    samplers = context.runtime.samplers
+    # The study is that of a method that samples at the advantageous slot alone. A prompt that is too long counts as
+    # failed.
+    map_and_store(
+        stage,
+        context,
+        index_blocks(missing, examples_per_block(len(missing), 1, samplers)),
+        sample_operators(study, context.runtime, stage.inputs["examples"].artifact, EVALUATION, greedy_params(study)),
+        store,
+        label="analysis",
+        total=len(records),
+        done=len(records) - len(missing),
+        unit="prompt",
+    )
     answers = pa.concat_tables([evaluated, parts.read()])
     counts = {"examples": len(records)}
     for name, outcome in (("correct", "kept"), ("wrong", "wrong"), ("empty", "empty"), ("failed", "failed")):
@@ -167,23 +176,12 @@ def _evaluated_answers(stage: Stage, study: Study, records: Sequence[dict[str, A
     return pa.Table.from_pylist(answers, schema=_ANSWERS)
 
 
-def _generate(
-    study: Study, context: RunContext, examples: Artifact, missing: npt.NDArray[np.int64]
-) -> Generator[pa.Table, None, None]:
-    """Responses to the evaluation questions of these indices, as they come."""
-    # The study is that of a method that samples at the advantageous slot alone. A prompt that is too long counts as
-    # failed.
-    operators = sample_operators(study, context.runtime, examples, EVALUATION, greedy_params(study))
-    blocks = index_blocks(missing, examples_per_block(len(missing), 1, context.runtime.samplers))
-    return context.executor.map(blocks, operators, label="analysis")
-
-
 def _answer_counts(counts: Mapping[str, int]) -> dict[str, int]:
     return {name: count for name, count in counts.items() if name != "passes"}
 
 
 def _pass(
-    study: Study, base: ModelSection, context: RunContext, responses: pa.Table, parts: TableParts, label: str
+    stage: Stage, study: Study, base: ModelSection, context: RunContext, responses: pa.Table, parts: TableParts
 ) -> pa.Table:
     """The passes of a model over all responses, sorted by example, stored in parts as they come."""
     pool = context.runtime.teachers
@@ -192,16 +190,17 @@ def _pass(
     operators = [ActorOperator(TEACHERS, create, pool)]
     finished = parts.read()["example_id"].combine_chunks()
     missing = responses.filter(pc.invert(pc.is_in(responses["example_id"], value_set=finished)))
-    if len(missing):  # no model is loaded for no response
-        hint = context.executor.stalled_hint
-        results = context.executor.map(batches_of(missing, _RESPONSES_PER_BLOCK), operators, label="analysis")
-        with (
-            closing(results),
-            show_stage(label, len(responses), done=len(finished), unit="response", hint=hint) as shown,
-        ):
-            for part in results:
-                parts.append(part)
-                shown.update(len(part))
+    map_and_store(
+        stage,
+        context,
+        batches_of(missing, _RESPONSES_PER_BLOCK) if len(missing) else [],
+        operators,
+        parts.append,
+        label="analysis",
+        total=len(responses),
+        done=len(finished),
+        unit="response",
+    )
     return parts.read()
 
 

@@ -5,7 +5,6 @@ comparable. Its prompts that were refused are in a second table, which is not th
 """
 
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +24,7 @@ from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.parts import TableParts
 from pos2distill.tasks.thoughts import count_thoughts
 
-from ..progress_bar import show_stage
+from .parts_loop import map_and_store
 from .prepare import read_prepared
 from .stage import Input, RunContext, Stage
 
@@ -83,76 +82,99 @@ def predict(stage: Stage, study: Study, context: RunContext, file: str, count: i
     examples, runtime = stage.inputs["examples"], context.runtime
     prompts_per_example = sum(spec.prompts_per_example for spec in specs)
     total = count * prompts_per_example
-    parts, refused_parts = prediction_parts(stage.artifact), refusal_parts(stage.artifact)
-    predictions, refused = parts.read(), refused_parts.read()
-    _require_few_refused(refused, count, runtime.max_failed_fraction, refused_parts.url)
-    finished = pa.concat_arrays([finished_examples(predictions, prompts_per_example), _ids(refused)])
+    recorder = _Recorder(stage.artifact, count, runtime.max_failed_fraction)
+    finished = pa.concat_arrays([finished_examples(recorder.answered, prompts_per_example), _ids(recorder.refused)])
     missing = _missing(examples, file, count, finished)
     # Prompts of examples that an earlier run did not finish.
-    answered = _prompt_keys(_without(predictions, finished))
-    operators = evaluation_operators(
-        study, runtime, examples.artifact, file, specs, greedy_params(study), answered=answered
+    answered = _prompt_keys(_without(recorder.answered, finished))
+    map_and_store(
+        stage,
+        context,
+        index_blocks(missing, examples_per_block(len(missing), prompts_per_example, runtime.samplers)),
+        evaluation_operators(study, runtime, examples.artifact, file, specs, greedy_params(study), answered=answered),
+        recorder,
+        label="evaluation",
+        total=total,
+        done=total - len(missing) * prompts_per_example + len(answered),
+        unit="prompt",
     )
-    blocks = index_blocks(missing, examples_per_block(len(missing), prompts_per_example, runtime.samplers))
-    done = total - len(missing) * prompts_per_example + len(answered)
-    if blocks:
-        hint = context.executor.stalled_hint
-        correct, answers = _count_correct(predictions), len(predictions)
-        # Before the bar: an executor connects at once, and a bar is shown only when there is something to show.
-        results = context.executor.map(blocks, operators, label="evaluation")
-        with closing(results), show_stage(stage.name, total, done=done, unit="prompt", hint=hint) as shown:
-            for responses in results:
-                new, new_refused = to_predictions(responses), to_refusals(responses)
-                if len(new):
-                    parts.append(new)
-                if len(new_refused):
-                    refused_parts.append(new_refused)
-                refused = pa.concat_tables([refused, new_refused])
-                correct, answers = correct + _count_correct(new), answers + len(new)
-                # So that a wrong prompt or template is seen before all is answered.
-                shown.update(len(responses), f"correct {correct} of {answers} so far" if answers else "")
-                # After all is stored, so that no answer that was paid for is lost.
-                require_responses(responses.filter(pc.field("outcome") != "refused"))
-                _require_few_refused(refused, count, runtime.max_failed_fraction, refused_parts.url)
-    return _read_answers(parts, refused_parts, count, prompts_per_example)
+    return recorder.read(prompts_per_example)
 
 
-def _read_answers(parts: TableParts, refused_parts: TableParts, count: int, prompts_per_example: int) -> Answers:
-    """Read all answers and refusals that are stored of `count` examples.
-
-    Raises:
-        TransientError: if that is not all.
-    """
-    refused = refused_parts.read()
-    predictions = _without(parts.read(), _ids(refused))
-    expected = (count - _count_examples(refused)) * prompts_per_example
-    if len(predictions) != expected:
-        raise TransientError(
-            f"{parts.artifact.url}: {len(predictions)} of {expected} answers are readable; run the same command again"
-        )
-    return Answers(predictions, refused)
-
-
-def _require_few_refused(refused: pa.Table, count: int, max_fraction: float, url: str) -> None:
-    """Require that at most a fraction of `count` examples is left out. The order of the questions does not matter.
+class _Recorder:
+    """Stores answers and refusals in an artifact, beside those of earlier runs.
 
     Args:
-        url: where the refusals are stored.
+        count: number of examples.
+        max_refused: the fraction of them that may be left out.
+    Attributes:
+        answered: what earlier runs have answered.
+        refused: what was refused so far.
     Raises:
-        UserError: with the reason of the first one.
+        UserError: if earlier runs have left out too many.
     """
-    left_out = _count_examples(refused)
-    if left_out > max_fraction * count:
-        limit = f"more than runtime.max_failed_fraction={max_fraction:g}; with a larger one they are left out"
-    elif left_out and left_out == count:
-        limit = "so nothing is measured"
-    else:
-        return
-    first = refused.sort_by("example_id").slice(0, 1).to_pylist()[0]
-    raise UserError(
-        f"the server refuses a prompt of {left_out} of {count} questions for its content ({limit}); to ask these "
-        f"again, delete {url}; the first is example {first['example_id']}: {first['error']:.300}"
-    )
+
+    def __init__(self, artifact: Artifact, count: int, max_refused: float) -> None:
+        self.count, self.max_refused = count, max_refused
+        self.parts, self.refused_parts = prediction_parts(artifact), refusal_parts(artifact)
+        self.answered, self.refused = self.parts.read(), self.refused_parts.read()
+        self.answers, self.correct = len(self.answered), _count_correct(self.answered)
+        self._require_few_refused()
+
+    def __call__(self, responses: pa.Table) -> str:
+        """Store responses. Returns how many answers are correct so far: a wrong template is seen before all are there.
+
+        Raises:
+            UserError: if the engine failed on a prompt, or too many examples are left out.
+        """
+        answers, refused = to_predictions(responses), to_refusals(responses)
+        if len(answers):
+            self.parts.append(answers)
+        if len(refused):
+            self.refused_parts.append(refused)
+        self.refused = pa.concat_tables([self.refused, refused])
+        self.answers += len(answers)
+        self.correct += _count_correct(answers)
+        # After all is stored, so that no answer that was paid for is lost.
+        require_responses(responses.filter(pc.field("outcome") != "refused"))
+        self._require_few_refused()
+        return f"correct {self.correct} of {self.answers} so far" if self.answers else ""
+
+    def read(self, prompts_per_example: int) -> Answers:
+        """All answers and refusals that are stored.
+
+        Raises:
+            TransientError: if that is not all.
+        """
+        refused = self.refused_parts.read()
+        predictions = _without(self.parts.read(), _ids(refused))
+        expected = (self.count - _count_examples(refused)) * prompts_per_example
+        if len(predictions) != expected:
+            raise TransientError(
+                f"{self.parts.artifact.url}: {len(predictions)} of {expected} answers are readable; run the same "
+                f"command again"
+            )
+        return Answers(predictions, refused)
+
+    def _require_few_refused(self) -> None:
+        """Require that few examples are left out. The order of the questions does not matter.
+
+        Raises:
+            UserError: with the reason of the first one.
+        """
+        left_out = _count_examples(self.refused)
+        if left_out > self.max_refused * self.count:
+            limit = f"more than runtime.max_failed_fraction={self.max_refused:g}; with a larger one they are left out"
+        elif left_out and left_out == self.count:
+            limit = "so nothing is measured"
+        else:
+            return
+        first = self.refused.sort_by("example_id").slice(0, 1).to_pylist()[0]
+        raise UserError(
+            f"the server refuses a prompt of {left_out} of {self.count} questions for its content ({limit}); to ask "
+            f"these again, delete {self.refused_parts.url}; the first is example {first['example_id']}: "
+            f"{first['error']:.300}"
+        )
 
 
 def _missing(examples: Input, file: str, count: int, finished: pa.Array) -> npt.NDArray[np.int64]:

@@ -4,7 +4,7 @@ import json
 import sys
 import time
 import uuid
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pos2distill.config import Runtime
@@ -13,7 +13,7 @@ from pos2distill.literal_paths import list_matching
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.checkpoint_layout import ADAPTER_FOLDER, STATE_FOLDER, STEPS_FOLDER
 from pos2distill.store.samples import SampleStore
-from pos2distill.training.job import TrainingJob
+from pos2distill.training.job import TrainingJob, TrainingOutcome
 from pos2distill.training.step_record import STEP_FIELDS
 from pos2distill.urls import storage_errors
 
@@ -85,13 +85,59 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     """
     start = time.monotonic()
     samples = stage.streams["samples"]
-    streamed = not samples.artifact.is_finished
+    streamed = _must_sample(samples, context.runtime)
+    trained = _train(stage, context, samples, start, streamed=streamed)
+    # Here, since what workers print is not shown.
+    for warning in trained.outcome.warnings:
+        warn(warning)
+    if not trained.outcome.finished:
+        stage.artifact.add_seconds(_seconds(start))
+        if streamed:
+            samples.artifact.add_seconds(sample.seconds(trained.progress))
+        # Training stops early only on request, so there was a signal.
+        raise Stopped(f"stopped after step {trained.outcome.steps}; its checkpoint is kept", 128 + trained.signal)
     if streamed:
-        SampleStore(samples.artifact).open()
-    if streamed and not sample.lacks_samples(samples):
-        # An earlier run sampled all. What is wrong with them must not be found after training.
-        sample.publish(samples, context.runtime, None)
-        streamed = False
+        sample.publish(samples, context.runtime, trained.progress)
+    manifest = _publish(stage.artifact, _seconds(start))
+    # The signal came too late to stop training. This stage is finished, but the next ones must not start.
+    if trained.signal:
+        raise Stopped("stopped after training", 128 + trained.signal)
+    return manifest
+
+
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """What training has come to. signal: the number of the one that asked it to stop; 0 if none did."""
+
+    outcome: TrainingOutcome
+    signal: int
+    progress: RunProgress
+
+
+def _must_sample(samples: Stage, runtime: Runtime) -> bool:
+    """Whether samples are made while training runs. Publishes those that an earlier run has all made.
+
+    Raises:
+        UserError: as `sample.publish`: what is wrong with them must not be found after training.
+    """
+    if samples.artifact.is_finished:
+        return False
+    SampleStore(samples.artifact).open()
+    if sample.lacks_samples(samples):
+        return True
+    sample.publish(samples, runtime, None)
+    return False
+
+
+def _train(stage: Stage, context: RunContext, samples: Stage, start: float, *, streamed: bool) -> _Trained:
+    """Train until the end, or until a signal asks to stop.
+
+    Args:
+        start: when the stage began, by the monotonic clock.
+        streamed: see `_must_sample`.
+    Raises:
+        UserError: if training cannot continue; the seconds and, if all are there, the samples are recorded.
+    """
     job = _job(stage, context, samples)
     spec = resumed_spec(
         sample.progress_spec(samples, context, "distill", epochs=job.study.training.epochs), stage.artifact
@@ -116,26 +162,16 @@ def run(stage: Stage, context: RunContext) -> Manifest:
             if streamed:
                 _keep_samples(samples, context.runtime, _read(coordinator))
             raise
-        progress = coordinator.read()
-    # Here, since what workers print is not shown.
-    for warning in outcome.warnings:
-        warn(warning)
-    if not outcome.finished:
-        stage.artifact.add_seconds(_seconds(start))
-        if streamed:
-            samples.artifact.add_seconds(sample.seconds(progress))
-        # Training stops early only on request, so there was a signal.
-        raise Stopped(f"stopped after step {outcome.steps}; its checkpoint is kept", 128 + signal)
-    if streamed:
-        sample.publish(samples, context.runtime, progress)
+        return _Trained(outcome, signal, coordinator.read())
+
+
+def _publish(checkpoint: Artifact, seconds: dict[str, float]) -> Manifest:
+    """Publish a checkpoint whose training has ended, and remove its training state."""
     # Training it again gives other weights, which results of the first ones must not be taken for (`made_from`).
     details = {"id": uuid.uuid4().hex}
-    manifest = stage.artifact.publish(counts=count_rows(stage.artifact), seconds=_seconds(start), details=details)
+    manifest = checkpoint.publish(counts=count_rows(checkpoint), seconds=seconds, details=details)
     # After the manifest: until then a killed run resumes from this state.
-    stage.artifact.remove(STATE_FOLDER)
-    # The signal came too late to stop training. This stage is finished, but the next ones must not start.
-    if signal:
-        raise Stopped("stopped after training", 128 + signal)
+    checkpoint.remove(STATE_FOLDER)
     return manifest
 
 

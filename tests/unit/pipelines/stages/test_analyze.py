@@ -11,7 +11,7 @@ import pytest
 from pipelines.cli import command_line
 from pipelines.plan import make_plan
 from pipelines.progress_bar import StageProgress, show_stage
-from pipelines.stages import analyze
+from pipelines.stages import analyze, parts_loop
 from pos2distill.config.load import load_recipe
 from pos2distill.errors import ExitCode
 from pos2distill.store.artifacts import Artifact
@@ -98,11 +98,21 @@ def test_analyze_generates_only_answers_that_the_evaluation_lacks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same answers, whether the advantageous slot was evaluated or not."""
+    append = TableParts.append
+    written: set[str] = set()
+
+    def recording(parts: TableParts, table: pa.Table) -> None:
+        written.add(parts.url.rpartition("/")[2])
+        append(parts, table)
+
+    monkeypatch.setattr(TableParts, "append", recording)
     settings = ("evaluation.slots=[0]", "analysis.attention=false")
     run(capsys, "analyze", "quickstart", tmp_path / "generated", *settings)
+    assert written == {"parts", "answer-parts", "pass-parts"}
+    written.clear()
     settings = ("evaluation.slots=[0, 7]", "analysis.attention=false")
-    monkeypatch.setattr(analyze, "_generate", None)  # not called
     run(capsys, "analyze", "quickstart", tmp_path / "evaluated", *settings)
+    assert written == {"parts", "pass-parts"}
     first, second = (analyses_in(tmp_path / name)["base"]["token_shift"] for name in ("generated", "evaluated"))
     assert first["response_tokens"] == second["response_tokens"]
     assert first["nats_by_token"][0] == pytest.approx(second["nats_by_token"][0], abs=1e-6)
@@ -152,9 +162,13 @@ def test_analyze_shows_progress_while_it_generates_and_while_it_passes(
             yield progress
         shown.append((label, f"{progress.count} of {total} {unit}s", progress.done))
 
-    monkeypatch.setattr(analyze, "show_stage", recording)
+    monkeypatch.setattr(parts_loop, "show_stage", recording)
     run(capsys, "analyze", "quickstart", tmp_path, "evaluation.slots=[0]", "analysis.attention=false")
-    assert shown == [("analyze base", "4 of 4 prompts", 0), ("analyze base", "4 of 4 responses", 0)]
+    assert shown == [
+        ("evaluate base", "4 of 4 prompts", 0),
+        ("analyze base", "4 of 4 prompts", 0),
+        ("analyze base", "4 of 4 responses", 0),
+    ]
 
 
 def evaluation_of(storage: Path) -> Artifact:
