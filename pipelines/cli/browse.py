@@ -191,8 +191,12 @@ def _runs(options: argparse.Namespace) -> None:
         print(json.dumps(runs, ensure_ascii=False))
         return
     if not runs:
-        print(f"{options.folder}: no report and no results of evaluate")
+        print(f"{options.folder}: no runs")
     for run in runs:
+        if "finished" in run:
+            finished = ", ".join(run["finished"]) or "nothing"
+            print(f"{run['storage']}  {run['name']}: no report yet; finished: {finished}")
+            continue
         if "rows" in run:
             print(f"{run['report']}  {run['date']}  {run['name']}: a sweep of {run['studies']} studies")
             for row in run["rows"]:

@@ -19,18 +19,19 @@ from pos2distill.evaluation.scores import (
 )
 
 from .lm_eval import find_sample_logs, read_sample_logs
-from .run_summaries import is_complete, read_run_summary, read_summaries, to_run_summary
+from .run_summaries import is_complete, read_run_summary, read_summaries, read_unreported, to_run_summary
 
 
 def list_runs(folder: str) -> list[dict[str, Any]]:
     """One entry for every report in a folder of runs or in one run's storage, and for every run that has none but was
-    evaluated.
+    evaluated. Last, runs that have neither yet, with the folders of what is finished (`finished`).
 
     `mean`, `gap`, `gap_ci95` and `gap_corrected`: of the base model and, if there is one, of the distilled one.
     `studies`: how many a sweep has. `rows`: of each of its settings the seeds, the means and the GAPs.
     """
     runs = []
-    for path, content in read_summaries(folder).items():
+    summaries = read_summaries(folder)
+    for path, content in summaries.items():
         entry = {"report": path, "name": content["name"]}
         # The report of a sweep has no single curve; one of an earlier version may lack anything.
         if is_complete(content):
@@ -53,6 +54,8 @@ def list_runs(folder: str) -> list[dict[str, Any]]:
         elif {"cells", "estimates", "date"} <= content.keys():
             entry |= _describe_sweep(path, content)
         runs.append(entry)
+    for storage, (name, finished) in read_unreported(folder, summaries).items():
+        runs.append({"report": None, "storage": storage, "name": name, "finished": finished})
     return runs
 
 

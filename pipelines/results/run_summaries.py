@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from pos2distill.errors import UserError
 from pos2distill.evaluation.scores import Curve, Grid, to_grid
 from pos2distill.literal_paths import list_matching
 from pos2distill.store.artifacts import MANIFEST, Artifact
-from pos2distill.store.storage import RUN_FILE
+from pos2distill.store.storage import RUN_FILE, run_name
 from pos2distill.urls import open_url, storage_errors
 
 from ..artifact_names import BASE_SCORES, DISTILLED_SCORES
@@ -97,6 +97,29 @@ def read_summaries(folder: str) -> dict[str, dict[str, Any]]:
         evaluations = [_parent(path) for path in list_matching(fs, root, f"{storages}{_EVALUATION}*/summary.json")]
         unreported = [evaluation for evaluation in evaluations if _parent(evaluation) not in reported]
         return {found: _read_summary(fs, found) for found in sorted(reports + unreported)}
+
+
+def read_unreported(folder: str, reports: Collection[str]) -> dict[str, tuple[str, list[str]]]:
+    """The recipe and the finished artifacts, by storage, of the runs in a folder that have none of these reports.
+
+    Raises:
+        UserError: if the folder may not be read.
+    """
+    fs, root = open_folder(folder, "FOLDER")
+    with storage_errors(folder, "FOLDER"):
+        reported = {_parent(report) for report in reports}
+        own = fs.exists(f"{root}/{RUN_FILE}")
+        storages = [root] if own else [_parent(path) for path in list_matching(fs, root, f"*/{RUN_FILE}")]
+        found = {}
+        for storage in storages:
+            if storage in reported:
+                continue
+            manifests = list_matching(fs, storage, f"*/{MANIFEST}")
+            name = f"(corrupt {RUN_FILE})"  # which must not hide the other runs
+            with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+                name = run_name(fs, storage)
+            found[storage] = (name, [path.rsplit("/", 2)[-2] for path in manifests])
+        return found
 
 
 def is_complete(summary: Mapping[str, Any]) -> bool:

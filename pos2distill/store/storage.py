@@ -36,7 +36,7 @@ def _belongs_to(storage: str, name: str) -> bool:
     marker = f"{path}/{RUN_FILE}"
     if fs.exists(marker):
         try:
-            owner = json.loads(fs.cat_file(marker))["name"]
+            owner = run_name(fs, path)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(f"{storage}: corrupt {RUN_FILE} ({error}); choose another runtime.storage") from None
         if owner != name:
@@ -49,6 +49,15 @@ def _belongs_to(storage: str, name: str) -> bool:
     if fs.exists(path) and _list_content(fs, path):
         raise UserError(f"{storage}: is not empty and holds no run (no {RUN_FILE}); choose another runtime.storage")
     return False
+
+
+def run_name(fs: fsspec.AbstractFileSystem, path: str) -> str:
+    """The recipe that owns the storage at this path.
+
+    Raises:
+        ValueError, KeyError, TypeError, RecursionError: if its file is corrupt.
+    """
+    return str(json.loads(fs.cat_file(f"{path}/{RUN_FILE}"))["name"])
 
 
 def claim_storage(storage: str, name: str) -> bool:

@@ -96,7 +96,32 @@ def test_runs_rejects_what_is_no_folder(tmp_path: Path, command: Command) -> Non
     typo, file = tmp_path / "typo", tmp_path / "file"
     assert command("runs", str(typo), code=2) == [f"error: {typo}: no such folder; {expected}"]
     assert command("runs", str(file), code=2) == [f"error: {file}: is a file; {expected}"]
-    assert command("runs", str(tmp_path)) == [f"{tmp_path}: no report and no results of evaluate"]
+    assert command("runs", str(tmp_path)) == [f"{tmp_path}: no runs"]
+
+
+def test_runs_lists_those_without_a_report_last(recipe: Recipe, command: Command, tmp_path: Path) -> None:
+    """As while they run, or after they were stopped."""
+    shutil.copytree(recipe.storage, tmp_path / "reported")
+    unreported = shutil.copytree(recipe.storage, tmp_path / "a")
+    shutil.rmtree(unreported / "report")
+    for pattern in ("checkpoint-*", "distilled-scores-*"):
+        for folder in unreported.glob(pattern):
+            (folder / "manifest.json").unlink()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "run.json").write_text('{"name": "begun"}')
+    finished = sorted(path.parent.name for path in unreported.glob("*/manifest.json"))
+    assert {folder.rpartition("-")[0] for folder in finished} == {"base-scores", "examples", "samples"}
+    reported, *lines = command("runs", str(tmp_path))
+    assert reported.startswith(f"{tmp_path}/reported/report  ")
+    assert lines == [
+        f"{unreported}  {recipe.name}: no report yet; finished: {', '.join(finished)}",
+        f"{tmp_path}/b  begun: no report yet; finished: nothing",
+    ]
+    assert command("runs", str(unreported)) == lines[:1]
+    (entry,) = json.loads(command("runs", str(unreported), "--json")[0])
+    assert entry == {"report": None, "storage": str(unreported), "name": recipe.name, "finished": finished}
+    (tmp_path / "b" / "run.json").write_text("{}")
+    assert command("runs", str(tmp_path))[1:] == [lines[0], lines[1].replace("begun", "(corrupt run.json)")]
 
 
 @pytest.mark.parametrize("words", [("runs",), ("inspect",), ("compare",), ("export", "tasks"), ("push", "me/mine")])
