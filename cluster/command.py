@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pos2distill.config import Recipe
-from pos2distill.config.gate_options import NO_GATE, GateOptions
+from pos2distill.config.gate import NO_GATE, Gate
 from pos2distill.config.validation import dotted_names
 from pos2distill.errors import ExitCode, UserError, one_line
 
@@ -31,7 +31,7 @@ def run_cluster(
     words: Sequence[str],
     *,
     command: str = "study",
-    gate: GateOptions = NO_GATE,
+    gate: Gate = NO_GATE,
     out: str | None = None,
     crds: str | None = None,
     server: bool = False,
@@ -144,7 +144,7 @@ class _Loaded:
     warnings: Sequence[str] = ()
 
 
-def _load_manifests(action: str, source: str, words: Sequence[str], command: str, gate: GateOptions) -> _Loaded:
+def _load_manifests(action: str, source: str, words: Sequence[str], command: str, gate: Gate) -> _Loaded:
     """The manifests in a file (validate only), or those that a spec and its recipe are rendered to."""
     if action == "validate" and os.path.isfile(source):  # Path raises an error for a name that is too long
         manifests = load_manifests(Path(source))

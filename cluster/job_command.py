@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pos2distill.config import Recipe, Study
-from pos2distill.config.gate_options import NO_GATE, GateOptions
+from pos2distill.config.gate import NO_GATE, Gate
 from pos2distill.config.load import load_recipe
 from pos2distill.config.overrides import override_value
 from pos2distill.config.read import RECIPES, find_yaml
@@ -30,7 +30,7 @@ class JobCommand:
     command: str
     recipe_in_pod: str
     overrides: tuple[str, ...]
-    gate: GateOptions
+    gate: Gate
     recipe: Recipe
     cells: tuple[Recipe, ...]
     own_recipe: RecipeFile | None
@@ -60,7 +60,7 @@ class JobCommand:
 
 
 def load_job(
-    recipe_name: str, overrides: Sequence[str] = (), *, command: str = "study", gate: GateOptions = NO_GATE
+    recipe_name: str, overrides: Sequence[str] = (), *, command: str = "study", gate: Gate = NO_GATE
 ) -> JobCommand:
     """Load the recipe of a job's command, as it is written on the command line.
 

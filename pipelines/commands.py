@@ -7,10 +7,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from pos2distill.config import AnalysisSection, Recipe, Study
+from pos2distill.config.gate import NO_GATE, Gate
 from pos2distill.config.sweep import sweep_cells
 from pos2distill.config.validation import to_user_error
 from pos2distill.errors import UserError
-from pos2distill.evaluation.gate import Gate
 from pos2distill.evaluation.result import Evaluation
 from pos2distill.store.artifacts import other_fingerprints
 from pos2distill.store.checkpoint_layout import model_url
@@ -107,14 +107,11 @@ def _report_unless_shown(recipe: Recipe, plan: Plan) -> None:
         _report(recipe, plan)
 
 
-def run_evaluate(
-    recipe: Recipe, studies: Sequence[PlannedStudy], *, gate: Gate | None = None, baseline: str | None = None
-) -> list[Evaluation]:
+def run_evaluate(recipe: Recipe, studies: Sequence[PlannedStudy], *, gate: Gate = NO_GATE) -> list[Evaluation]:
     """Measure the base model's curve and, once there is a checkpoint, the distilled one's; also write `evaluation/`.
 
     Args:
         gate: limits for the last of these curves.
-        baseline: URL of the predictions that it compares with.
     Returns: the evaluations of these models, in this order.
     Raises:
         GateError: if the data show that a limit is exceeded, or hardly any answer is correct.
@@ -125,7 +122,7 @@ def run_evaluate(
         names = ", ".join(plan.other_tasks)
         print(f"evaluation.also_evaluate: {names}: evaluated by `study`, not by `evaluate`", flush=True)
     # Before anything runs.
-    compared = read_baseline(baseline, plan.study) if baseline else None
+    compared = read_baseline(gate.baseline, plan.study) if gate.baseline else None
     checked = _check(planned, "evaluate")
     with driver_lease(recipe) as lease:
         _run(planned, "evaluate", checked, lease)
@@ -141,7 +138,7 @@ def run_evaluate(
     folder = f"{recipe.storage}/evaluation"
     scales = {"scales": f"{folder}/{SCALED_CONFIG_FOLDER}"} if plan.study.inference.scales else _scales_path(plan)
     print_paths(page=f"{folder}/index.html", **scales)
-    if gate is not None:
+    if gate != NO_GATE:
         # The last is that of the checkpoint, or of the base model while there is no checkpoint.
         check_evaluation(gate, plan.study, list(evaluations.values())[-1], compared)
     return list(evaluations.values())

@@ -1,4 +1,5 @@
-"""Which stages a recipe leads to. Planning reads the data file and the model for their digests, and no storage.
+"""Which stages a recipe leads to. Planning reads the data file and the model for their digests, and no storage: only
+which stages a command runs can depend on what is finished there.
 
 A changed setting changes the fingerprints of the stages that declare it, and of the stages that read their results.
 """

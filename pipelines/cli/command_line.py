@@ -16,10 +16,9 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from typing import Any
 
 from pos2distill.config import Recipe
-from pos2distill.config.gate_options import NO_GATE
+from pos2distill.config.gate import NO_GATE, Gate
 from pos2distill.config.load import load_recipe
 from pos2distill.config.read import RECIPES, recipe_names
 from pos2distill.environment import skip_expected_ray_messages, use_ray_token
@@ -42,7 +41,7 @@ from pos2distill.startup import is_interrupt, silent_interrupts
 from .argument_parser import reject_unknown
 from .browse import BROWSING, run_browsing
 from .command_parser import RENDERING, build_parser
-from .gate_options import gate_arguments, read_gate_options
+from .gate_options import read_gate
 from .model_options import load_evaluated_recipe
 from .submitted_command import check_gate_options, split_command
 
@@ -183,7 +182,7 @@ def _run(options: argparse.Namespace, remaining: list[str]) -> int:
         recipe = load_evaluated_recipe(options, overrides)
     else:
         recipe = load_recipe(options.recipe, overrides)
-    gate = gate_arguments(read_gate_options(options)) if options.command == "evaluate" else {}
+    gate = read_gate(options) if options.command == "evaluate" else NO_GATE
     if options.dry_run:
         if options.json:
             raise UserError("--json: --dry-run shows the settings as YAML; leave out one of the two")
@@ -191,7 +190,7 @@ def _run(options: argparse.Namespace, remaining: list[str]) -> int:
         with silent_interrupts():
             from ..dry_run import show
 
-        show(recipe, options.command, full=options.full, baseline=gate.get("baseline"))
+        show(recipe, options.command, full=options.full, baseline=gate.baseline)
         return 0
     _run_command(options, recipe, gate)
     return 0
@@ -199,7 +198,7 @@ def _run(options: argparse.Namespace, remaining: list[str]) -> int:
 
 def _run_submit(options: argparse.Namespace, words: list[str]) -> int:
     command, words = split_command("submit", words)
-    gate = read_gate_options(options)
+    gate = read_gate(options)
     check_gate_options(gate, command)
     # Before the import of ray: Ray 2.60 reads its authentication mode when it is imported.
     use_ray_token()
@@ -222,7 +221,7 @@ def _run_cluster(options: argparse.Namespace, words: list[str]) -> int:
         is_given = getattr(options, name) not in (None, False)
         if is_given and options.action not in actions:
             raise UserError(f"--{name}: is an option of cluster {', '.join(actions)}, not of {options.action}")
-    job_command, gate = "study", read_gate_options(options)
+    job_command, gate = "study", read_gate(options)
     if options.action in RENDERING:
         job_command, words = split_command(f"cluster {options.action}", words, needs_recipe=False)
         check_gate_options(gate, job_command)
@@ -253,7 +252,7 @@ def _run_cluster(options: argparse.Namespace, words: list[str]) -> int:
     return exit_code
 
 
-def _run_command(options: argparse.Namespace, recipe: Recipe, gate: dict[str, Any]) -> None:
+def _run_command(options: argparse.Namespace, recipe: Recipe, gate: Gate) -> None:
     # Imported here, so that --help and a misspelled field are answered at once.
     with silent_interrupts():
         from .. import commands
@@ -268,7 +267,10 @@ def _run_command(options: argparse.Namespace, recipe: Recipe, gate: dict[str, An
         # SIGTERM raises like Ctrl-C, so that `finally` blocks release the storage and remove unfinished files.
         with terminable(), _redirected_output(options):
             studies = commands.plan_command(recipe, options.command)
-            commands.COMMANDS[options.command].run(recipe, studies, **gate)
+            if options.command == "evaluate":
+                commands.run_evaluate(recipe, studies, gate=gate)
+            else:
+                commands.COMMANDS[options.command].run(recipe, studies)
     except GateError as error:
         gate_error = error  # the results that the gate rejects are complete
     except Exception as error:

@@ -2,9 +2,8 @@
 
 import argparse
 import contextlib
-from typing import Any
 
-from pos2distill.config.gate_options import NO_GATE, GateOptions
+from pos2distill.config.gate import Gate
 from pos2distill.errors import UserError, warn_once
 
 GATE_OPTIONS = {
@@ -38,29 +37,17 @@ def add_gate(command: argparse.ArgumentParser) -> None:
     )
 
 
-def read_gate_options(options: argparse.Namespace) -> GateOptions:
-    """The gate's options of parsed arguments. A warning for limits that may be fractions.
+def read_gate(options: argparse.Namespace) -> Gate:
+    """The gate of parsed arguments. A warning for limits that may be fractions.
 
     Raises:
         UserError: if only one of a drop and its baseline is given.
     """
     if (options.fail_if_drop_above is None) != (options.baseline is None):
         raise UserError("--fail-if-drop-above and --baseline: expected both or none")
-    gate = GateOptions(
-        options.fail_if_gap_above, options.fail_if_mean_below, options.fail_if_drop_above, options.baseline
-    )
+    gate = Gate(options.fail_if_gap_above, options.fail_if_mean_below, options.fail_if_drop_above, options.baseline)
     for option, points in gate.limits().items():
         if 0 < points < 1:
             as_points = f"{points:g} as a fraction is {100 * points:g}"
             warn_once(f"{option}: {points:g} is less than one percentage point; {as_points}")
     return gate
-
-
-def gate_arguments(gate: GateOptions) -> dict[str, Any]:
-    """The arguments of `run_evaluate` for a gate."""
-    if gate == NO_GATE:
-        return {}
-    from pos2distill.evaluation.gate import Gate
-
-    limits = Gate(gate.fail_if_gap_above, gate.fail_if_mean_below, gate.fail_if_drop_above)
-    return {"gate": limits, "baseline": gate.baseline}

@@ -2,7 +2,7 @@
 
 import os
 
-from pos2distill.config.gate_options import NO_GATE, GateOptions
+from pos2distill.config.gate import NO_GATE, Gate
 from pos2distill.config.read import recipe_names
 from pos2distill.errors import UserError, did_you_mean
 
@@ -30,7 +30,7 @@ def split_command(caller: str, words: list[str], *, needs_recipe: bool = True) -
     return first if is_command else "study", rest
 
 
-def check_gate_options(gate: GateOptions, command: str) -> None:
+def check_gate_options(gate: Gate, command: str) -> None:
     """Reject the gate's options for a job of another command than `evaluate`.
 
     Raises:

@@ -21,7 +21,7 @@ import requests
 from ray.job_submission import JobDetails, JobSubmissionClient
 from urllib3.exceptions import NewConnectionError
 
-from pos2distill.config.gate_options import NO_GATE, GateOptions
+from pos2distill.config.gate import NO_GATE, Gate
 from pos2distill.config.load import load_recipe
 from pos2distill.config.model import ModelSection
 from pos2distill.config.paths import in_project
@@ -68,7 +68,7 @@ def run_submit(
     recipe: str,
     overrides: Sequence[str],
     address: str,
-    gate: GateOptions = NO_GATE,
+    gate: Gate = NO_GATE,
     *,
     allow_plain_http: bool = False,
 ) -> SubmittedJob:

@@ -5,8 +5,9 @@ import sys
 import pyarrow as pa
 
 from pos2distill.config import Study
+from pos2distill.config.gate import Gate
 from pos2distill.errors import UserError, reword
-from pos2distill.evaluation.gate import Gate, check_gate
+from pos2distill.evaluation.gate import check_gate
 from pos2distill.evaluation.result import Evaluation
 from pos2distill.evaluation.scores import Grid, GridMismatch, to_grid
 from pos2distill.store.files import read_table

@@ -13,27 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from pos2distill.config.gate import Gate
 from pos2distill.errors import GateError
 from pos2distill.evaluation.formatting import format_lower, format_value
 from pos2distill.evaluation.gap import questions_above
 from pos2distill.evaluation.scores import Curve, Grid, share_examples
 from pos2distill.evaluation.statistics import difference_interval, questions_needed
 from pos2distill.records import Floats
-
-
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """Limits in percentage points; None: not checked.
-
-    Attributes:
-        gap_above: limit of the GAP.
-        mean_below: limit of the mean accuracy.
-        drop_above: limit of the drop of the mean below that of a baseline run.
-    """
-
-    gap_above: float | None = None
-    mean_below: float | None = None
-    drop_above: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

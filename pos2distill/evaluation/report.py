@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import pyarrow as pa
+
 from pos2distill.config import Study
 from pos2distill.evaluation.analysis_charts import analysis_charts
 from pos2distill.evaluation.charts import AFTER, BEFORE, loss_chart, to_png, weights_chart
@@ -78,7 +80,7 @@ class ReportInputs:
     has_adapter: bool = False
 
 
-def compare(before: Any, after: Any, documents: int, study: Study) -> Comparison:
+def compare(before: pa.Table, after: pa.Table, documents: int, study: Study) -> Comparison:
     """Compare the predictions of two models at one prompt length.
 
     Args:

@@ -11,7 +11,7 @@ from cluster.entrypoint import make_entrypoint
 from cluster.job_command import load_job
 from cluster.spec import load_cluster
 from pos2distill.config import Recipe
-from pos2distill.config.gate_options import GateOptions
+from pos2distill.config.gate import Gate
 from pos2distill.config.load import load_recipe
 from pos2distill.config.read import RECIPES
 from pos2distill.errors import UserError
@@ -19,7 +19,7 @@ from tests.support.paths import PROJECT
 
 
 def test_load_job_reads_the_recipe_with_its_overrides() -> None:
-    job = load_job("quickstart", ["training.epochs=1"], command="evaluate", gate=GateOptions(fail_if_gap_above=5))
+    job = load_job("quickstart", ["training.epochs=1"], command="evaluate", gate=Gate(gap_above=5))
     assert job.recipe == load_recipe("quickstart", ["training.epochs=1"])
     assert (job.command, job.recipe_in_pod, job.overrides) == ("evaluate", "quickstart", ("training.epochs=1",))
     assert job.gate.words() == ["--fail-if-gap-above=5"]

@@ -4,8 +4,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from pos2distill.config.gate import Gate
 from pos2distill.errors import GateError
-from pos2distill.evaluation.gate import Gate, check_gate
+from pos2distill.evaluation.gate import check_gate
 from pos2distill.evaluation.scores import Grid, to_curve
 
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.cli import command_line
-from pipelines.cli.gate_options import add_gate, read_gate_options
+from pipelines.cli.gate_options import add_gate, read_gate
 from pipelines.plan import make_plan
 from pipelines.stages.answers import Answers, count_answers
 from pos2distill.config import Recipe
@@ -207,11 +207,11 @@ def test_drop_and_baseline_belong_together(
     assert capsys.readouterr().err == "error: --fail-if-drop-above and --baseline: expected both or none\n"
 
 
-def test_read_gate_options_warns_of_a_limit_that_may_be_a_fraction(capsys: pytest.CaptureFixture[str]) -> None:
+def test_read_gate_warns_of_a_limit_that_may_be_a_fraction(capsys: pytest.CaptureFixture[str]) -> None:
     for points in ("5", "0", "1"):
-        read_gate_options(gate_options(f"--fail-if-gap-above={points}"))
+        read_gate(gate_options(f"--fail-if-gap-above={points}"))
     assert capsys.readouterr().err == ""
-    assert read_gate_options(gate_options("--fail-if-gap-above=0.05")).fail_if_gap_above == 0.05
+    assert read_gate(gate_options("--fail-if-gap-above=0.05")).gap_above == 0.05
     assert capsys.readouterr().err == (
         "warning: --fail-if-gap-above: 0.05 is less than one percentage point; 0.05 as a fraction is 5\n"
     )

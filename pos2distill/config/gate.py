@@ -1,29 +1,29 @@
-"""The options that make a gate of the command `evaluate`, also where it runs as a job."""
+"""The gate of the command `evaluate`: its limits, also as options of a command line that runs as a job."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class GateOptions:
-    """Limits in percentage points, named as on the command line; None: not given.
+class Gate:
+    """Limits in percentage points; None: not checked.
 
     Attributes:
-        fail_if_gap_above: limit of the GAP.
-        fail_if_mean_below: limit of the mean accuracy.
-        fail_if_drop_above: limit of the drop of the mean below that of `baseline`, the folder or URL of an evaluation.
+        gap_above: limit of the GAP.
+        mean_below: limit of the mean accuracy.
+        drop_above: limit of the drop of the mean below that of `baseline`, the folder or URL of an evaluation.
     """
 
-    fail_if_gap_above: float | None = None
-    fail_if_mean_below: float | None = None
-    fail_if_drop_above: float | None = None
+    gap_above: float | None = None
+    mean_below: float | None = None
+    drop_above: float | None = None
     baseline: str | None = None
 
     def limits(self) -> dict[str, float]:
         """The limits that were given, by their options."""
         limits = {
-            "--fail-if-gap-above": self.fail_if_gap_above,
-            "--fail-if-mean-below": self.fail_if_mean_below,
-            "--fail-if-drop-above": self.fail_if_drop_above,
+            "--fail-if-gap-above": self.gap_above,
+            "--fail-if-mean-below": self.mean_below,
+            "--fail-if-drop-above": self.drop_above,
         }
         return {option: points for option, points in limits.items() if points is not None}
 
@@ -39,4 +39,4 @@ class GateOptions:
         return [f"{option}={value}" for option, value in self.given().items()]
 
 
-NO_GATE = GateOptions()
+NO_GATE = Gate()
