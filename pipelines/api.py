@@ -37,6 +37,7 @@ from .api_input import (
 )
 from .model_recipe import recipe_of_questions
 from .results.evaluations import read_evaluations
+from .results.folders import REPORT_FOLDER, page_url
 from .results.hub import push_checkpoint
 from .stage_runner import driver_lease
 from .stages.distill import read_steps
@@ -231,7 +232,7 @@ def study(recipe: AnyRecipe, settings: Settings | None = None, *, data: Question
             before=evaluations["base"],
             after=evaluations["distilled"],
             checkpoint=_to_checkpoint(plan.distill.artifact),
-            report=f"{loaded.storage}/report/index.html",
+            report=page_url(loaded.storage, REPORT_FOLDER),
         )
 
 

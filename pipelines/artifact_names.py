@@ -7,5 +7,6 @@ BASE_SCORES = "base-scores"
 SAMPLES = "samples"
 CHECKPOINT = "checkpoint"
 DISTILLED_SCORES = "distilled-scores"
+SCORES = (DISTILLED_SCORES, BASE_SCORES)
 BASE_ANALYSIS = "base-analysis"
 DISTILLED_ANALYSIS = "distilled-analysis"

@@ -21,6 +21,7 @@ from pos2distill.urls import storage_errors
 from .checks.preflight import preflight
 from .plan import Plan, PlannedStudy, make_plans
 from .results.evaluations import read_evaluations, write_evaluations
+from .results.folders import ANALYSIS_FOLDER, EVALUATION_FOLDER, REPORT_FOLDER, page_url
 from .results.gate import check_evaluation, read_baseline
 from .results.report import (
     compare_models,
@@ -135,9 +136,9 @@ def run_evaluate(recipe: Recipe, studies: Sequence[PlannedStudy], *, gate: Gate 
         print_evaluation(f"{name}{method}{ranks}", evaluation)
     if len(evaluations) == 1 and _made_with_other_settings(recipe, plan, plan.distill):
         print("no checkpoint of these settings; the storage has one of others")
-    folder = f"{recipe.storage}/evaluation"
+    folder = f"{recipe.storage}/{EVALUATION_FOLDER}"
     scales = {"scales": f"{folder}/{SCALED_CONFIG_FOLDER}"} if plan.study.inference.scales else _scales_path(plan)
-    print_paths(page=f"{folder}/index.html", **scales)
+    print_paths(page=page_url(recipe.storage, EVALUATION_FOLDER), **scales)
     if gate != NO_GATE:
         # The last is that of the checkpoint, or of the base model while there is no checkpoint.
         check_evaluation(gate, plan.study, list(evaluations.values())[-1], compared)
@@ -154,7 +155,7 @@ def run_analyze(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
         write_analysis(planned.recipe, analyses)
     for model, analysis in analyses.items():
         print_analysis(model, analysis)
-    print_paths(analysis=f"{recipe.storage}/analysis/index.html")
+    print_paths(analysis=page_url(recipe.storage, ANALYSIS_FOLDER))
 
 
 def _with_analysis(recipe: Recipe) -> Recipe:
@@ -306,7 +307,7 @@ def _report(recipe: Recipe, plan: Plan) -> None:
 
 
 def _trained_paths(recipe: Recipe, plan: Plan) -> dict[str, str]:
-    report = f"{recipe.storage}/report/index.html"
+    report = page_url(recipe.storage, REPORT_FOLDER)
     return {"checkpoint": model_url(plan.distill.artifact), "report": report, **_scales_path(plan)}
 
 
@@ -322,7 +323,7 @@ def _report_sweep(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
     print_sweep(rows)
     for planned in studies:
         print(f"checkpoint  {model_url(planned.plan.distill.artifact)}{format_settings(planned.settings)}")
-    print_paths(report=f"{recipe.storage}/report/index.html")
+    print_paths(report=page_url(recipe.storage, REPORT_FOLDER))
 
 
 def _require_finished(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:

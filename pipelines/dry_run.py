@@ -13,6 +13,7 @@ from .commands import COMMANDS, plan_command
 from .expected_work import expected_work
 from .pending import is_pending
 from .plan import PlannedStudy
+from .results.folders import REPORT_FOLDER, page_url
 from .results.gate import read_baseline
 from .results.report import report_shows
 from .stages.stage import Stage
@@ -74,7 +75,7 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
         # `report` always writes the page again, and a sweep does.
         is_cached = command == "study" and not recipe.sweep and report_shows(recipe.storage, studies[0].plan)
         state = "cached" if is_cached else "to write"
-        lines.append(f"#   {state:<8}  {'report':<18}  {recipe.storage}/report/index.html")
+        lines.append(f"#   {state:<8}  {'report':<18}  {page_url(recipe.storage, REPORT_FOLDER)}")
     return "\n".join(lines + work + _data_lines(data, full=full))
 
 

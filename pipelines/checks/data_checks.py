@@ -17,7 +17,7 @@ from pos2distill.tasks.data_files import data_bytes
 from pos2distill.tasks.datasets import load_split, read_examples
 from pos2distill.tasks.prompts import MessageBuilder, PromptTooLong, fewest_tokens, joined_text
 
-from ..artifact_names import BASE_SCORES, DISTILLED_SCORES
+from ..artifact_names import SCORES
 from ..plan import Plan
 from ..stages.prepare import EVALUATION, TRAIN, prefix_task_errors, read_locations
 from ..stages.stage import Stage
@@ -149,7 +149,7 @@ def _check_prompts(
 ) -> list[CheckedPrompts]:
     limits = _Limits.of(study, endpoint, examples.locations)
     checked = []
-    if any(stage.artifact.name in (BASE_SCORES, DISTILLED_SCORES) for stage in stages):
+    if any(stage.artifact.name in SCORES for stage in stages):
         evaluated = list(islice(examples.evaluation, _MAX_EXAMPLES))
         for count in study.prompt_lengths:
             length = functools.partial(_characters, documents=count)

@@ -15,7 +15,7 @@ from ..stages.answers import read_predictions, read_refused
 from ..stages.made_from import is_current
 from ..stages.resolve import resolve_auto_settings
 from ..stages.stage import Stage
-from .folders import write_folder
+from .folders import EVALUATION_FOLDER, SUMMARY, write_folder
 from .report import TaskResults, describe_run, provenance_or_now, read_search, report_inputs
 
 
@@ -36,7 +36,7 @@ def write_evaluations(recipe: Recipe, plan: Plan) -> dict[str, Evaluation]:
     if scales:
         for name, content in scaled_config_files(plan.study.model, scales, searched=False).items():
             files[f"{SCALED_CONFIG_FOLDER}/{name}"] = content
-    write_folder(recipe.storage, "evaluation", files, "summary.json", _summarize(recipe, plan, evaluations))
+    write_folder(recipe.storage, EVALUATION_FOLDER, files, SUMMARY, _summarize(recipe, plan, evaluations))
     return evaluations
 
 

@@ -13,7 +13,14 @@ from pos2distill.literal_paths import move, remove
 from pos2distill.store.files import write_bytes, write_json
 from pos2distill.urls import open_url, storage_errors
 
+REPORT_FOLDER, EVALUATION_FOLDER, ANALYSIS_FOLDER = "report", "evaluation", "analysis"
+SUMMARY = "summary.json"  # of the first two
 MODELS = ("base", "distilled")
+
+
+def page_url(storage: str, name: str) -> str:
+    """The page in a folder."""
+    return f"{storage}/{name}/index.html"
 
 
 def write_folder(storage: str, name: str, files: Mapping[str, bytes], index: str, content: Mapping[str, Any]) -> None:

@@ -22,8 +22,9 @@ from pos2distill.records import PREDICTION_SCHEMA
 from pos2distill.store.storage import RUN_FILE
 from pos2distill.urls import open_url, storage_errors
 
+from ..artifact_names import SCORES
 from .artifact_lookup import open_artifact, open_folder, study_of
-from .inspection.questions import SCORES, QuestionFilter, iter_questions
+from .inspection.questions import QuestionFilter, iter_questions
 from .inspection.rows import Row
 from .run_summaries import summary_of
 

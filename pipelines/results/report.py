@@ -38,9 +38,7 @@ from ..stages.made_from import is_current
 from ..stages.prepare import EVALUATION, read_locations, read_prepared
 from ..stages.resolve import resolve_auto_settings
 from ..stages.stage import Stage
-from .folders import read_index, write_folder
-
-_REPORT, _SUMMARY = "report", "summary.json"
+from .folders import ANALYSIS_FOLDER, REPORT_FOLDER, SUMMARY, read_index, write_folder
 
 
 def make_report(recipe: Recipe, plan: Plan) -> Comparison:
@@ -50,7 +48,7 @@ def make_report(recipe: Recipe, plan: Plan) -> Comparison:
     """
     inputs = report_inputs(recipe, plan)
     _write_model_card(inputs, plan)
-    write_folder(recipe.storage, _REPORT, render_report(inputs), _SUMMARY, build_summary(inputs))
+    write_folder(recipe.storage, REPORT_FOLDER, render_report(inputs), SUMMARY, build_summary(inputs))
     if inputs.analyses:
         write_analysis(recipe, inputs.analyses)
     return inputs.main
@@ -81,7 +79,7 @@ def make_sweep_report(recipe: Recipe, studies: Sequence[PlannedStudy]) -> list[S
     summary = summarize_sweep(recipe.name, results)
     summary["fingerprint"] = fingerprint([planned.plan.fingerprint for planned in studies])
     summary["date"] = max(dates)
-    write_folder(recipe.storage, _REPORT, files, _SUMMARY, summary)
+    write_folder(recipe.storage, REPORT_FOLDER, files, SUMMARY, summary)
     return to_rows(results)
 
 
@@ -96,7 +94,7 @@ def read_analyses(plan: Plan) -> dict[str, dict[str, Any]]:
 
 def write_analysis(recipe: Recipe, analyses: Mapping[str, Mapping[str, Any]]) -> None:
     """Write `analysis/` (index.html, analysis.json, pictures)."""
-    write_folder(recipe.storage, "analysis", render_analysis(recipe.name, analyses), ANALYSIS, analyses)
+    write_folder(recipe.storage, ANALYSIS_FOLDER, render_analysis(recipe.name, analyses), ANALYSIS, analyses)
 
 
 def report_shows(storage: str, plan: Plan) -> bool:
@@ -114,7 +112,7 @@ def _results_digest(plan: Plan) -> str:
 
 def read_report(storage: str) -> dict[str, Any] | None:
     """The summary of the report in this storage, if there is one."""
-    return read_index(storage, _REPORT, _SUMMARY)
+    return read_index(storage, REPORT_FOLDER, SUMMARY)
 
 
 def _write_model_card(inputs: ReportInputs, plan: Plan) -> None:

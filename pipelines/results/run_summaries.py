@@ -17,11 +17,10 @@ from pos2distill.store.artifacts import MANIFEST, Artifact
 from pos2distill.store.storage import RUN_FILE, run_name
 from pos2distill.urls import open_url, storage_errors
 
-from ..artifact_names import BASE_SCORES, DISTILLED_SCORES
+from ..artifact_names import SCORES
 from ..stages.answers import read_predictions, read_refused
 from .artifact_lookup import artifact_at, no_such_run, open_folder
-
-_EVALUATION = "evaluation"  # the folder of the results of `evaluate`
+from .folders import EVALUATION_FOLDER, REPORT_FOLDER, SUMMARY
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +91,9 @@ def read_summaries(folder: str) -> dict[str, dict[str, Any]]:
         if not fs.isdir(root):
             raise UserError(f"{folder}: no such folder; expected a folder of runs, or the storage of one run")
         storages = "" if fs.exists(f"{root}/{RUN_FILE}") else "*/"
-        reports = [_parent(path) for path in list_matching(fs, root, f"{storages}report*/summary.json")]
+        reports = [_parent(path) for path in list_matching(fs, root, f"{storages}{REPORT_FOLDER}*/{SUMMARY}")]
         reported = {_parent(report) for report in reports}
-        evaluations = [_parent(path) for path in list_matching(fs, root, f"{storages}{_EVALUATION}*/summary.json")]
+        evaluations = [_parent(path) for path in list_matching(fs, root, f"{storages}{EVALUATION_FOLDER}*/{SUMMARY}")]
         unreported = [evaluation for evaluation in evaluations if _parent(evaluation) not in reported]
         return {found: _read_summary(fs, found) for found in sorted(reports + unreported)}
 
@@ -142,9 +141,9 @@ def read_run_summary(run: str) -> RunSummary:
         storage = run.rstrip("/")
         if fs.exists(f"{path}/{MANIFEST}"):
             artifact = artifact_at(run)
-            if artifact.name in (BASE_SCORES, DISTILLED_SCORES):
+            if artifact.name in SCORES:
                 return _summary_with(artifact)
-        for folder in (storage, f"{storage}/report", f"{storage}/{_EVALUATION}"):
+        for folder in (storage, f"{storage}/{REPORT_FOLDER}", f"{storage}/{EVALUATION_FOLDER}"):
             fs, path = open_url(folder, "RUN")
             if not fs.exists(f"{path}/summary.json"):
                 continue
@@ -186,7 +185,7 @@ def _summary_with(answers: Artifact) -> RunSummary:
 def summary_of(artifact: Artifact) -> str | None:
     """The folder of the summary that an artifact with answers belongs to: a report, or results of `evaluate`."""
     fs, root = open_url(artifact.storage, "RUN")
-    for name in ("report", _EVALUATION):
+    for name in (REPORT_FOLDER, EVALUATION_FOLDER):
         # The current one first, then those that were kept of other settings.
         for path in sorted(list_matching(fs, root, f"{name}*/summary.json"), key=len):
             folder = _parent(path)
@@ -259,7 +258,7 @@ def _corrupt_summary(folder: str) -> UserError:
 
 def _command(folder: str) -> str:
     """The command that writes a folder."""
-    return "evaluate" if folder.rpartition("/")[2].startswith(_EVALUATION) else "report"
+    return "evaluate" if folder.rpartition("/")[2].startswith(EVALUATION_FOLDER) else "report"
 
 
 def _parent(path: str) -> str:

@@ -9,14 +9,13 @@ from pos2distill.errors import UserError, did_you_mean_one
 from pos2distill.evaluation.scores import position_order
 from pos2distill.store.artifacts import Artifact
 
-from ...artifact_names import BASE_SCORES, DISTILLED_SCORES, SAMPLES
+from ...artifact_names import BASE_SCORES, SAMPLES, SCORES
 from ..artifact_lookup import open_artifact, study_of
 from .answers import answer_rows
 from .prompt_text import PromptText
 from .rows import Row
 from .samples import sample_rows
 
-SCORES = (DISTILLED_SCORES, BASE_SCORES)
 _CHANGES = ("gained", "lost", "flipped")
 _ANSWER_OUTCOMES = ("correct", "wrong", *_CHANGES, "cut", "refused")
 _SAMPLE_OUTCOMES = ("kept", "wrong", "empty", "failed", "cut")
