@@ -169,6 +169,12 @@ def show_stage(label: str, total: int, *, done: int, unit: str, hint: str) -> It
         yield stage
 
 
+def show_activity(text: str) -> None:
+    """Say on a terminal what takes some seconds; in a log, only results and what takes long are shown."""
+    if sys.stderr.isatty() and not is_quiet():
+        print(text, file=sys.stderr, flush=True)
+
+
 def set_quiet() -> None:
     """Show no progress from now on in this process (`--quiet`)."""
     _quiet.set()

@@ -17,6 +17,7 @@ from pos2distill.urls import open_url
 
 from ..pending import is_pending
 from ..plan import Plan
+from ..progress_bar import show_activity
 from ..stages.distill import check_executor
 from ..stages.made_from import reject_changed_input, require_measured_as_trained
 from ..stages.resolve import with_distilled
@@ -47,6 +48,7 @@ def preflight(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
     # Not if all is cached: to import transformers takes longer than to show the results.
     if not pending:
         return
+    show_activity("checking the settings, the model and this machine")
     run = PendingRun(recipe, plan, pending)
     for check in CHECKS:
         check(run)

@@ -148,9 +148,10 @@ def _format_answers(row: dict[str, Any]) -> str:
     lines = [f"position  {row['position']} of {row['documents']}{tokens}: {', '.join(row['outcomes'])}"]
     if "prompt" in row:
         lines += ["prompt", textwrap.indent(row["prompt"], "    ")]
-    for name in ("before", "after"):
-        if name in row:
-            lines.append(f"{name:<8}  {_format_answer(row[name])}")
+    models = [name for name in ("before", "after") if name in row]
+    for name in models:
+        label = "answer" if models == ["before"] else name  # of a model that was evaluated only
+        lines.append(f"{label:<8}  {_format_answer(row[name])}")
     if "text" in row:
         lines.append(f"sampled   {row['text']}")
         if row["kept_text"] and row["kept_text"] != row["text"]:

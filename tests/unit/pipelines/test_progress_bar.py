@@ -243,3 +243,16 @@ def test_show_stage_is_silent_if_quiet(monkeypatch: pytest.MonkeyPatch, capsys: 
             stage.update(4)
         assert len(capsys.readouterr().err.splitlines()) == lines
         progress_bar.set_quiet()
+
+
+@pytest.mark.parametrize(("is_terminal", "lines"), [(True, ["checking"]), (False, [])])
+def test_show_activity_is_for_terminals(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_terminal: bool, lines: list[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    monkeypatch.setattr(progress_bar, "_quiet", threading.Event())  # restored after the test
+    progress_bar.show_activity("checking")
+    assert capsys.readouterr().err.splitlines() == lines
+    progress_bar.set_quiet()
+    progress_bar.show_activity("checking")
+    assert capsys.readouterr().err == ""

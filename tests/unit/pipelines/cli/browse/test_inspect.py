@@ -108,6 +108,8 @@ def test_inspect_of_the_base_model_alone_has_no_answer_after(recipe: Recipe, com
     folder = make_plan(recipe).evaluate_base.artifact.path
     (line,) = command("inspect", folder, "--json", "--limit", "1")
     assert "before" in json.loads(line)
+    labels = [line.partition(" ")[0] for line in command("inspect", folder, "--limit", "1")]
+    assert labels == ["---", "question", "answers", "position", "answer"]
     assert "after" not in json.loads(line)
 
 
@@ -190,7 +192,7 @@ def test_the_newest_answers_of_a_run_are_shown(
     assert "no checkpoint of these settings; the storage has one of others" in printed
     assert command_line.main(["inspect", str(storage), "--limit", "1"]) == 0
     shown = capsys.readouterr()
-    assert "before" in shown.out
+    assert "answer    " in shown.out
     assert "after" not in shown.out
     assert "inference.method=uniform_scale" in shown.err
 
