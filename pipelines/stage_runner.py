@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from pos2distill.config import Recipe
 from pos2distill.errors import TransientError, UserError, warn
 from pos2distill.evaluation.count_warnings import count_warnings
-from pos2distill.models.files import is_hub_name, model_digest
+from pos2distill.models.files import files_version, is_hub_name, model_digest
 from pos2distill.startup import is_cli_process
 from pos2distill.store.artifacts import Manifest
 from pos2distill.store.checkpoint_layout import MODEL_FOLDER, STATE_FOLDER, STEPS_FOLDER
 from pos2distill.store.lease import Lease, exit_immediately, hold_lease
 from pos2distill.store.storage import claim_storage, release_storage, remove_if_empty
-from pos2distill.urls import storage_errors
 
 from .artifact_names import CHECKPOINT, EXAMPLES
 from .checks.data_checks import check_prompts
@@ -23,7 +22,13 @@ from .executors.leased import LeasedExecutor
 from .pending import is_pending
 from .plan import Plan
 from .provenance import Provenance, record_provenance
-from .stages.made_from import RECORD, changed_input, record_inputs, reject_changed_input
+from .stages.made_from import (
+    RECORD,
+    changed_input,
+    record_inputs,
+    reject_changed_input,
+    require_measured_as_trained,
+)
 from .stages.stage import RunContext, Stage
 from .terminal import summarize_manifest
 
@@ -49,6 +54,9 @@ def run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage], lease: Lease
             streamed.append(stage)
             continue
         else:
+            if "checkpoint" in stage.inputs:
+                # What the command has measured by now.
+                require_measured_as_trained(plan.distill, ())
             # Made only when a stage must run, so that a finished study imports no Ray.
             runner = runner or _StageRunner(recipe, plan, lease)
             # Once the data of all tasks is prepared, and before anything expensive starts.
@@ -106,6 +114,7 @@ class _StageRunner:
     def __init__(self, recipe: Recipe, plan: Plan, lease: Lease) -> None:
         self.plan = plan
         self.lease = lease
+        self.model_version = ""  # of the files that the last stage began with
         self.provenance = Provenance.now(recipe, plan.study.model)
         settings = plan.study.model_dump(mode="json")
         executor = LeasedExecutor(build_executor(recipe.runtime), lease)
@@ -136,19 +145,20 @@ class _StageRunner:
     def _require_same_model(self) -> None:
         """Reject a model whose files were replaced since the study was planned.
 
-        What it makes would be taken for that of the earlier one. The model of a hub is pinned to a commit, and what a
-        server runs is not known.
+        What it makes would be taken for that of the earlier one. The model of a hub is pinned to a commit; what a
+        server runs is not known, and a web server is asked for all of the files.
 
         Raises:
             UserError: with what to do.
         """
         model = self.plan.study.model
-        if model.engine == "openai" or is_hub_name(model.path):
+        if model.engine == "openai" or is_hub_name(model.path) or model.path.startswith(("http://", "https://")):
             return
-        with storage_errors(model.path, "model.path"):
-            digest = model_digest(model)
-        if digest != self.plan.model_digest:
+        version = files_version(model)
+        # Read again only if a listing shows a change.
+        if version != self.model_version and model_digest(model) != self.plan.model_digest:
             raise UserError(f"{model.path}: changed since this command began; run it again (model.path)")
+        self.model_version = version
 
     def _record_provenance(self, stage: Stage) -> None:
         provenance = self.provenance.dated()

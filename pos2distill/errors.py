@@ -59,7 +59,7 @@ class TransientError(UserError):
 
 
 class CorruptState(UserError):
-    """A training state has a missing or corrupt file. An earlier state may be intact."""
+    """A training state has a missing or corrupt file, whose name is in the message. An earlier state may be intact."""
 
 
 class MachineError(UserError):

@@ -43,7 +43,7 @@ def preflight(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
     for stage in stages:
         reject_changed_input(stage)
     if plan.evaluate_distilled in stages and plan.distill not in stages:
-        require_measured_as_trained(plan.distill)
+        require_measured_as_trained(plan.distill, stages)
     pending = [stage for stage in stages if is_pending(stage, plan, stages, recipe.runtime)]
     # Not if all is cached: to import transformers takes longer than to show the results.
     if not pending:

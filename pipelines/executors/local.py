@@ -239,6 +239,10 @@ class LocalSession:
         """See `WorkerSession.saved_states`. Yields names of folders."""
         yield from reversed(saved_folders(self.checkpoint))
 
+    def state_url(self, state: str) -> str:
+        """See `WorkerSession.state_url`."""
+        return f"{self.checkpoint.url}/{_STATE}/{state}"
+
     @contextmanager
     def opened_state(self, state: str, scratch: Path) -> Iterator[Path]:
         """See `WorkerSession.opened_state`."""

@@ -1,5 +1,6 @@
 """Finished artifacts of any run, found by their folder alone: no recipe, data set or model is needed."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -153,10 +154,16 @@ def _require_one(run: str, artifacts: Sequence[Artifact], *, newest: bool) -> No
 
 def _warn_if_outdated(artifact: Artifact) -> None:
     """Warn of answers of a model that has been trained again since."""
-    provenance = read_provenance(artifact)
-    checkpoint = provenance.inputs.get("checkpoint") if provenance else None
-    if checkpoint and is_of_earlier_checkpoint(artifact, Artifact.in_folder(artifact.storage, checkpoint)):
-        warn(f"{artifact.url}: is of an earlier {checkpoint}, which has been trained again since; run `evaluate` again")
+    with contextlib.suppress(UserError):  # what is corrupt here does not matter to who looks at the artifact
+        provenance = read_provenance(artifact)
+        folder = provenance.inputs.get("checkpoint") if provenance else None
+        if provenance is None or folder is None:
+            return
+        if is_of_earlier_checkpoint(artifact, Artifact.in_folder(artifact.storage, folder)):
+            command = "evaluate" if provenance.task is None else "study"
+            warn(
+                f"{artifact.url}: is of an earlier {folder}, which has been trained again since; run `{command}` again"
+            )
 
 
 def no_such_run(run: str) -> str:

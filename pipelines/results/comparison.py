@@ -55,7 +55,7 @@ def list_runs(folder: str) -> list[dict[str, Any]]:
             entry |= _describe_sweep(path, content)
         runs.append(entry)
     for storage, (name, finished) in read_unreported(folder, summaries).items():
-        runs.append({"report": None, "storage": storage, "name": name, "finished": finished})
+        runs.append({"storage": storage, "name": name, "finished": finished})
     return runs
 
 

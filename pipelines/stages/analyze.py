@@ -65,7 +65,16 @@ def plan(
         inputs["checkpoint"] = distill.output()
         inputs["base_analysis"] = base_analysis.output()
         name, folder = "analyze distilled", DISTILLED_ANALYSIS
-    return context.declare(name=name, folder=folder, fields=_FIELDS, run=run, inputs=inputs)
+    return Stage.declare(
+        context.study,
+        context.storage,
+        context.digests,
+        name=name,
+        folder=folder,
+        fields=_FIELDS,
+        run=run,
+        inputs=inputs,
+    )
 
 
 def run(stage: Stage, context: RunContext) -> Manifest:

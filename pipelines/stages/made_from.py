@@ -6,7 +6,7 @@ same one, but other weights, and the answers of the first one are not its answer
 
 import contextlib
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from pos2distill.errors import UserError
@@ -53,9 +53,11 @@ def changed_input(stage: Stage) -> Input | None:
 
 def _changed(stage: Stage, names: Collection[str]) -> Input | None:
     """The first of these inputs that was made again with another result."""
-    recorded = _read_record(stage.artifact)
+    if not any(name in stage.inputs for name in names):
+        return None
+    recorded = _read_record(stage.artifact, of_model=any(name in stage.inputs for name in _MODELS))
     if recorded is None:
-        if not stage.artifact.fs.exists(stage.artifact.path):  # not begun
+        if not _is_begun(stage.artifact):
             return None
         # Written by a version that recorded nothing, whose checkpoints had no id. What it measured is taken to be what
         # is there.
@@ -76,41 +78,47 @@ def reject_changed_input(stage: Stage) -> None:
         return
     changed = changed_input(stage)
     if changed is not None:
-        raise _made_from_earlier(stage, changed)
+        raise UserError(f"{_made_from_earlier(stage, changed)}; delete this too, and run again to make it again")
 
 
-def require_measured_as_trained(checkpoint: Stage) -> None:
+def _is_begun(artifact: Artifact) -> bool:
+    """Whether anything is stored: a folder may be empty."""
+    try:
+        return bool(artifact.fs.ls(artifact.path, detail=False))
+    except FileNotFoundError:
+        return False
+
+
+def require_measured_as_trained(checkpoint: Stage, stages: Sequence[Stage]) -> None:
     """Reject a finished checkpoint for whose slot or scales another result is there by now, or none.
 
-    For commands that use it and do not measure them.
-
+    Args:
+        stages: those of a command that uses the checkpoint, and may measure what is missing.
     Raises:
         UserError: with what to do.
     """
     if not checkpoint.artifact.is_finished:
         return
+    made = [stage.artifact.url for stage in stages]
     for name in _MEASURED:
         measured = checkpoint.inputs.get(name)
-        if measured is not None and not measured.artifact.is_finished:
+        if measured is not None and not measured.artifact.is_finished and measured.artifact.url not in made:
             raise UserError(
                 f"{measured.artifact.url}: missing, but {checkpoint.artifact.folder} was trained with it; run `study` "
                 f"to measure it again"
             )
     changed = _changed(checkpoint, _MEASURED)
     if changed is not None:
-        raise _made_from_earlier(checkpoint, changed)
+        raise UserError(f"{_made_from_earlier(checkpoint, changed)}; delete this too, and run `study` to train again")
 
 
-def _made_from_earlier(stage: Stage, changed: Input) -> UserError:
-    return UserError(
-        f"{stage.artifact.url}: made from an earlier {changed.artifact.folder}, which has been deleted or replaced; "
-        f"delete this too, and run again to make it again"
-    )
+def _made_from_earlier(stage: Stage, changed: Input) -> str:
+    return f"{stage.artifact.url}: made from an earlier {changed.artifact.folder}, which has been deleted or replaced"
 
 
 def is_of_earlier_checkpoint(answers: Artifact, checkpoint: Artifact) -> bool:
     """Whether answers or an analysis are not of the checkpoint that is there now; False if there is none."""
-    record = _read_record(answers)
+    record = _read_record(answers, of_model=True)
     if record is None or "checkpoint" not in record:
         return False
     manifest = checkpoint.manifest()
@@ -135,8 +143,11 @@ def _taken_from(stage: Stage, name: str) -> Any:
     return {str(documents): list(slot_of_rank(taken, documents)) for documents in stage.study.prompt_lengths}
 
 
-def _read_record(artifact: Artifact) -> dict[str, Any] | None:
+def _read_record(artifact: Artifact, *, of_model: bool) -> dict[str, Any] | None:
     """The record of an artifact, if there is one.
+
+    Args:
+        of_model: whether a model is among the inputs. Without the record, the artifact is then not known to be its.
 
     Raises:
         UserError: if it is corrupt.
@@ -148,4 +159,5 @@ def _read_record(artifact: Artifact) -> dict[str, Any] | None:
             return None
         if isinstance(record, dict):
             return record
-    raise UserError(f"{artifact.url}/{RECORD}: corrupt; delete {artifact.url} and run again to make it again")
+    remedy = f"delete {artifact.url} and run again to make it again" if of_model else "delete this file and run again"
+    raise UserError(f"{artifact.url}/{RECORD}: corrupt; {remedy}")

@@ -1,7 +1,6 @@
 """What the stages of a study are planned from."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from pos2distill.config import Study
 
@@ -26,10 +25,6 @@ class PlanContext:
     search_scales: Stage | None = None
     choose_slot: Stage | None = None
     task: str | None = None
-
-    def declare(self, **declared: Any) -> Stage:
-        """A stage of this study. Arguments: see `Stage.declare`."""
-        return Stage.declare(self.study, self.storage, self.digests, **declared)
 
     @property
     def scale_inputs(self) -> dict[str, Input]:

@@ -76,7 +76,17 @@ def plan(context: PlanContext, *, round_number: int = 1, student: Stage | None =
     # The stored values, not the setting: `resident` and `none` both store nothing and can use the same samples.
     derived = {"teacher": _stored_teacher(study)}
     name = "sample" if round_number == 1 else f"sample {round_number}"
-    return context.declare(name=name, folder=SAMPLES, fields=fields, run=run, inputs=inputs, derived=derived)
+    return Stage.declare(
+        context.study,
+        context.storage,
+        context.digests,
+        name=name,
+        folder=SAMPLES,
+        fields=fields,
+        run=run,
+        inputs=inputs,
+        derived=derived,
+    )
 
 
 def stores_teacher(stage: Stage) -> bool:

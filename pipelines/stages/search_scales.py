@@ -40,7 +40,16 @@ _LATER = pydantic.TypeAdapter(list[Candidate])
 def plan(context: PlanContext) -> Stage:
     """The stage of a study whose method is `lpes` without scales. It uses training questions only."""
     inputs = {"examples": training_examples(context.prepare, context.digests)}
-    return context.declare(name="search scales", folder=ROPE_SCALES, fields=_FIELDS, run=run, inputs=inputs)
+    return Stage.declare(
+        context.study,
+        context.storage,
+        context.digests,
+        name="search scales",
+        folder=ROPE_SCALES,
+        fields=_FIELDS,
+        run=run,
+        inputs=inputs,
+    )
 
 
 def run(stage: Stage, context: RunContext) -> Manifest:

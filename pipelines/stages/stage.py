@@ -78,7 +78,8 @@ class Stage:
 
     The fingerprint covers what `run` computes with: the inputs, the study (in which every setting that the stage does
     not declare is reset to its default, see `restrict`), and the derived settings. Besides this value, `run` receives
-    only the `RunContext`. So no other setting of the study can influence the artifact.
+    only the `RunContext`; what its plan binds to it (a task's name, a digest) is only checked or shown. So no other
+    setting of the study can influence the artifact.
 
     Attributes:
         name: as people see it.

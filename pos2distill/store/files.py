@@ -1,10 +1,12 @@
 """Single files at any fsspec URL: written whole or not at all, and read with their checksums verified."""
 
 import contextlib
+import errno
 import json
 import os
 import stat
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,10 @@ from pos2distill.parquet import open_parquet
 
 ROW_GROUP_SIZE = 256
 """Rows of a Parquet row group, the least that a reader must read to get one row."""
+
+
+# Of mounted file systems that sync no folders, or no files that are opened to be read.
+_NOT_SYNCED = (errno.EBADF, errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
 
 
 def allow_usual_access(folder: Path) -> None:
@@ -37,16 +43,22 @@ def allow_usual_access(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have all files of a local folder on the disk: after a power failure, names may otherwise belong to empty files.
+    """Have all of a local folder on the disk, see `sync`."""
+    sync((*folder.rglob("*"), folder))
 
-    To be called before what names the folder as finished is written, or what it replaces is removed.
+
+def sync(paths: Iterable[Path]) -> None:
+    """Have local files and folders on the disk: after a power failure, names may otherwise belong to empty files.
+
+    To be called before what names them as finished is written, or what they replace is removed.
     """
-    for path in (folder, *folder.rglob("*")):
+    for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            # Some mounted file systems do not sync folders.
-            with contextlib.suppress(OSError) if path.is_dir() else contextlib.nullcontext():
-                os.fsync(descriptor)
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in _NOT_SYNCED:
+                raise
         finally:
             os.close(descriptor)
 

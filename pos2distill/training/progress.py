@@ -49,13 +49,13 @@ class TrainingProgress:
             step, epoch, stored = int(raw["step"]), int(raw["epoch"]), int(raw["samples"])
             checksum = raw["checksum"]
         except FileNotFoundError:
-            raise CorruptState(f"{path}: missing") from None
+            raise CorruptState(f"{_PROGRESS_FILE}: missing") from None
         except (ValueError, KeyError, TypeError) as error:
-            raise CorruptState(f"{path}: corrupt ({error})") from None
+            raise CorruptState(f"{_PROGRESS_FILE}: corrupt ({error})") from None
         if checksum != _checksum(step, epoch, stored, done):
-            raise CorruptState(f"{path}: corrupt (it does not match its checksum)")
+            raise CorruptState(f"{_PROGRESS_FILE}: corrupt (it does not match its checksum)")
         if stored != samples:
-            raise UserError(f"{path}: is of a run with {stored} samples, expected {samples}")
+            raise UserError(f"{_PROGRESS_FILE}: is of a run with {stored} samples, expected {samples}")
         # `packbits` fills the last byte with zeros; `count` removes them.
         return cls(step, epoch, np.unpackbits(np.frombuffer(done, np.uint8), count=stored).astype(bool))
 

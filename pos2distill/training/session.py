@@ -24,6 +24,9 @@ class WorkerSession(Protocol):
     def saved_states(self) -> Iterator[Any]:
         """The saved training states, for `opened_state`; newest first, the same on all workers. Empty in a new run."""
 
+    def state_url(self, state: Any) -> str:
+        """Where a saved training state is."""
+
     def opened_state(self, state: Any, scratch: Path) -> AbstractContextManager[Path]:
         """A folder with a saved training state. A collective of all workers.
 

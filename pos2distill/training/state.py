@@ -92,8 +92,8 @@ class StoredState:
         folder: the folder that `write_state` wrote.
         shapes: the shapes of the model's trained parameters.
     Raises:
-        CorruptState: naming the file that is missing or corrupt.
-        UserError: if it is of another model or version.
+        CorruptState: naming the file in the folder that is missing or corrupt.
+        UserError: naming it, if it is of another model or version.
     """
 
     def __init__(self, folder: Path, shapes: Shapes) -> None:
@@ -103,17 +103,20 @@ class StoredState:
             content = json.loads(path.read_text())
             if content["format"] != _FORMAT:
                 raise UserError(
-                    f"{path}: training state of format {content['format']}, expected {_FORMAT}: "
+                    f"{STATE_FILE}: training state of format {content['format']}, expected {_FORMAT}: "
                     f"another version of this program wrote it; resume with that one"
                 )
             self.step = int(content["adam_step"])
             self.files: dict[str, list[str]] = content["files"]
             self._file_of = _file_of_each_key(self.files)
-            _check_shapes(path, content["shapes"], shapes)
+            _check_shapes(content["shapes"], shapes)
+            for name in shapes:
+                for kind in KINDS:
+                    _ = self._file_of[f"{kind}/{name}"]
         except FileNotFoundError:
-            raise _unusable(path, "missing") from None
+            raise _unusable(STATE_FILE, "missing") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _unusable(path, f"corrupt ({error})") from None
+            raise _unusable(STATE_FILE, f"corrupt ({error})") from None
         self.shapes = shapes
 
     def verify(self, *, rank: int, world_size: int) -> None:
@@ -127,7 +130,7 @@ class StoredState:
                 checksums = tensors.metadata() or {}
                 for key in self.files[file]:
                     if _checksum(tensors.get_tensor(key)) != checksums.get(key):
-                        raise _unusable(self.folder / file, f"corrupt ({key} does not match its checksum)")
+                        raise _unusable(file, f"corrupt ({key} does not match its checksum)")
 
     def read(self, kind: str, name: str) -> Tensor:
         """A parameter's full tensor, fp32."""
@@ -151,12 +154,15 @@ class StoredState:
     def _opened(self, file: str) -> Iterator[Any]:
         path = self.folder / file
         try:
+            # safetensors 0.8 says of any file that it cannot open that there is none.
+            with open(path, "rb"):
+                pass
             with safe_open(path, framework="pt") as tensors:
                 yield tensors
         except FileNotFoundError:
-            raise _unusable(path, "missing") from None
+            raise _unusable(file, "missing") from None
         except SafetensorError as error:
-            raise _unusable(path, f"corrupt ({str(error).splitlines()[0]})") from None
+            raise _unusable(file, f"corrupt ({str(error).splitlines()[0]})") from None
 
 
 def _assign_files(shapes: Shapes, world_size: int) -> list[dict[str, list[str]]]:
@@ -206,7 +212,7 @@ def _write_contents(folder: Path, shapes: Shapes, files_by_rank: list[dict[str, 
     (folder / STATE_FILE).write_text(json.dumps(contents, indent=1) + "\n")
 
 
-def _check_shapes(path: Path, stored: Mapping[str, Sequence[int]], shapes: Shapes) -> None:
+def _check_shapes(stored: Mapping[str, Sequence[int]], shapes: Shapes) -> None:
     """Check that the stored parameters have the shapes of the model.
 
     Raises:
@@ -215,7 +221,7 @@ def _check_shapes(path: Path, stored: Mapping[str, Sequence[int]], shapes: Shape
     for name in {**shapes, **stored}:
         in_state, in_model = _describe(stored, name), _describe(shapes, name)
         if in_state != in_model:
-            raise UserError(f"{path}: the state of another model ({name}: {in_state}; this model: {in_model})")
+            raise UserError(f"{STATE_FILE}: the state of another model ({name}: {in_state}; this model: {in_model})")
 
 
 def _describe(shapes: Mapping[str, Sequence[int]], name: str) -> str:
@@ -230,5 +236,5 @@ def _checksum(tensor: Tensor) -> str:
     return f"{zlib.crc32(values):08x}"
 
 
-def _unusable(path: Path, what: str) -> CorruptState:
-    return CorruptState(f"{path}: {what}")
+def _unusable(file: str, what: str) -> CorruptState:
+    return CorruptState(f"{file}: {what}")

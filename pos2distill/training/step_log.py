@@ -105,6 +105,9 @@ class StepLog:
             except Exception as error:  # whatever its library raises
                 reason = f"runtime.trackers: {name} cannot be opened ({_reason(error)})"
                 if not known and not self.start:
+                    for opened in trackers:
+                        with contextlib.suppress(Exception):
+                            opened.close()
                     raise UserError(reason) from error
                 self.session.warn(f"{reason}; training continues without it")
         if run.ids:

@@ -107,7 +107,10 @@ def _resume(
             with session.opened_state(state, scratch) as folder:
                 try:
                     stored, progress = _read_state(folder, strategy, samples, session.dist)
-                except CorruptState as error:
+                except UserError as error:
+                    reword(error, f"{session.state_url(state)}/{error}")
+                    if not isinstance(error, CorruptState):
+                        raise
                     corrupt.append(error)
                     continue
                 strategy.load_state(stored)

@@ -31,14 +31,22 @@ def remove_unlisted_states(checkpoint: Artifact) -> None:
     """Remove states whose upload was cut off: they would fill the disk, and nothing reads them.
 
     Raises:
-        UserError: if the list is corrupt, with what to do.
+        UserError: if the list is corrupt, or names a state that is missing, without which Ray Train 2.60 does not
+            start; with what to do.
     """
     folder = f"{checkpoint.path}/{STATE_FOLDER}"
     with storage_errors(checkpoint.url, "runtime.storage"):
         states = list_matching(checkpoint.fs, folder, f"{_STATES}*", with_folders=True)
-        listed = listed_states(checkpoint) if states else set()
-        for path in states:
-            if path.rstrip("/").rpartition("/")[2] not in {_LIST, *listed}:
+        listed = listed_states(checkpoint)
+        names = {path.rstrip("/").rpartition("/")[2]: path for path in states}
+        missing = sorted(listed - names.keys())
+        if missing:
+            raise UserError(
+                f"{checkpoint.url}/{STATE_FOLDER}/{missing[0]}: missing, but listed in {_LIST}; remove "
+                f"{checkpoint.url}/{STATE_FOLDER} to train again from the samples"
+            )
+        for name, path in names.items():
+            if name not in {_LIST, *listed}:
                 remove(checkpoint.fs, path)
 
 

@@ -33,7 +33,7 @@ from ray.train.v2.api.report_config import CheckpointUploadMode
 from pos2distill.errors import UserError
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.store.checkpoint_layout import STATE_FOLDER
-from pos2distill.store.files import sync_folder
+from pos2distill.store.files import sync
 from pos2distill.store.retry import retry_while_unreachable
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.job import TrainingJob, TrainingOutcome
@@ -130,6 +130,7 @@ class RaySession:
         self.coordinator = coordinator
         self.mailbox = mailbox
         self.is_local = job.checkpoint.is_local
+        self.states_url = f"{job.checkpoint.url}/{STATE_FOLDER}"
         # Rounded up, so that one poll of all workers together can fill a global batch.
         self.rows_per_poll = math.ceil(job.study.samples_per_batch / world_size)
 
@@ -149,6 +150,10 @@ class RaySession:
         for each in reversed(reported):
             if each.checkpoint.path != newest.path:
                 yield each.checkpoint
+
+    def state_url(self, state: Checkpoint) -> str:
+        """See `WorkerSession.state_url`."""
+        return f"{self.states_url}/{state.path.rstrip('/').rpartition('/')[2]}"
 
     @contextmanager
     def opened_state(self, state: Checkpoint, scratch: Path) -> Iterator[Path]:
@@ -185,10 +190,17 @@ class RaySession:
         other one, and gives up after a few of them in a whole run.
         """
         storage = get_train_context().storage_context
-        uploaded = retry_while_unreachable(lambda: storage.persist_current_checkpoint(checkpoint, name), self.warn)
-        if self.is_local:
-            sync_folder(Path(uploaded.path))
-        return uploaded
+        # Other ranks sync their files themselves.
+        own = [path.name for path in Path(checkpoint.path).iterdir()]
+
+        def upload() -> Checkpoint:
+            uploaded = storage.persist_current_checkpoint(checkpoint, name)
+            if self.is_local:
+                folder = Path(uploaded.path)
+                sync([*(folder / file for file in own), folder])
+            return uploaded
+
+        return retry_while_unreachable(upload, self.warn)
 
     def stop_requested(self) -> bool:
         """See `WorkerSession.stop_requested`."""

@@ -33,7 +33,7 @@ def test_training_progress_load_rejects_a_damaged_file(
     TrainingProgress(7, 1, np.array([True, False, True] * 5)).save(tmp_path)
     file = tmp_path / "progress.json"
     file.write_text(damage(file.read_text()))
-    with pytest.raises(UserError, match=rf"^{file}: {message}$"):
+    with pytest.raises(UserError, match=rf"^{file.name}: {message}$"):
         TrainingProgress.load(tmp_path, 15)
 
 

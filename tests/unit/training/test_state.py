@@ -1,4 +1,5 @@
 import errno
+import io
 import itertools
 import json
 import math
@@ -200,7 +201,7 @@ def test_stored_state_names_a_missing_state(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 1}'])
 def test_stored_state_names_corrupt_contents(tmp_path: Path, text: str) -> None:
     (tmp_path / STATE_FILE).write_text(text)
-    with pytest.raises(CorruptState, match=rf"^{tmp_path}/{STATE_FILE}: corrupt \(.+\)$"):
+    with pytest.raises(CorruptState, match=rf"^{STATE_FILE}: corrupt \(.+\)$"):
         StoredState(tmp_path, SHAPES)
 
 
@@ -227,16 +228,29 @@ def test_stored_state_rejects_another_model(tmp_path: Path, change: dict[str, tu
         StoredState(tmp_path, fewer)
 
 
-def test_a_file_that_cannot_be_read_for_now_is_not_corrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_opened_for_now_is_neither_corrupt_nor_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a stale mount, or with too many open files. safetensors would say that there is none."""
     make_state(tmp_path)
     stored = StoredState(tmp_path, SHAPES)
+    opened = io.open
 
-    def fail(path: Path, framework: str) -> None:
-        raise OSError(errno.ESTALE, "Stale file handle", path)
+    def fail(file: Any, *arguments: Any, **options: Any) -> Any:
+        if str(file).endswith(".safetensors"):
+            raise OSError(errno.ESTALE, "Stale file handle", file)
+        return opened(file, *arguments, **options)
 
-    monkeypatch.setattr(state, "safe_open", fail)
+    monkeypatch.setattr("builtins.open", fail)
     with pytest.raises(OSError, match="Stale"):
         stored.verify(rank=0, world_size=2)
+
+
+def test_stored_state_names_a_list_of_files_that_lacks_a_tensor(tmp_path: Path) -> None:
+    make_state(tmp_path)
+    edit(tmp_path, lambda content: next(iter(content["files"].values())).pop())
+    with pytest.raises(CorruptState, match=rf"^{STATE_FILE}: corrupt \('\w+/\w+'\)$"):
+        StoredState(tmp_path, SHAPES)
 
 
 def cut(path: Path) -> None:
@@ -269,5 +283,5 @@ def test_stored_state_names_a_corrupt_file(tmp_path: Path, damage: Callable[[Pat
     damage(path)
     stored = StoredState(tmp_path, SHAPES)
     stored.verify(rank=0, world_size=2)  # the other rank's files
-    with pytest.raises(CorruptState, match=rf"^{path}: {message}$"):
+    with pytest.raises(CorruptState, match=rf"^{path.name}: {message}$"):
         stored.verify(rank=1, world_size=2)

@@ -21,6 +21,7 @@ from pipelines.stages.made_from import changed_input, is_current
 from pipelines.stages.stage import Stage
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError
+from pos2distill.store.artifacts import Artifact
 from pos2distill.store.lease import Lease
 from tests.support.commands import run_analyze, run_distill, run_evaluate, run_sample, run_study
 
@@ -237,6 +238,25 @@ def test_a_corrupt_record_is_named(make_recipe: Make) -> None:
     )
 
 
+def test_a_corrupt_record_without_a_model_costs_nothing(make_recipe: Make) -> None:
+    _, plan = chosen(make_recipe)
+    samples = plan.first_sample.artifact
+    (Path(samples.path) / "made_from.json").write_text("[]")
+    with pytest.raises(UserError) as caught:
+        is_current(plan.first_sample)
+    assert str(caught.value) == f"{samples.url}/made_from.json: corrupt; delete this file and run again"
+    (Path(samples.path) / "made_from.json").unlink()
+    assert is_current(plan.first_sample)
+
+
+def test_an_empty_folder_is_of_no_earlier_checkpoint(make_recipe: Make) -> None:
+    """As of a run that was killed when it had made the folder."""
+    recipe = make_recipe(runtime=LOCAL, method={"name": "r1-on-policy", "rounds": 2})
+    plan = make_plan(recipe)
+    folder_of(plan.rounds[1].sample).mkdir(parents=True)
+    assert changed_input(plan.rounds[1].sample) is None
+
+
 def test_answers_without_a_record_are_of_a_checkpoint_without_an_id(make_recipe: Make) -> None:
     """Versions that recorded nothing gave checkpoints no id."""
     recipe = make_recipe(runtime=LOCAL)
@@ -280,8 +300,19 @@ def test_a_checkpoint_of_another_slot_is_not_evaluated(make_recipe: Make, comman
     measured = manifest_of(plan.choose_slot)
     measured["details"]["slots"] = [1 - measured["details"]["slots"][0]]
     write_manifest(plan.choose_slot, measured)
-    with pytest.raises(UserError, match=rf"^{plan.distill.artifact.url}: made from an earlier slot-scores-.*; delete"):
+    with pytest.raises(
+        UserError, match=rf"^{plan.distill.artifact.url}: made from an earlier slot-.*, and run `study`"
+    ):
         command(recipe)
+    assert not folder_of(plan.evaluate_base).exists()
+
+
+def test_a_slot_that_is_missing_is_measured_again_by_the_command_that_needs_it(make_recipe: Make) -> None:
+    method = {"advantageous_slot": "auto", "auto_examples": 2, "auto_slots": 2}
+    recipe = make_recipe(runtime=LOCAL, method=method, analysis={"examples": 2})
+    run_distill(recipe)
+    plan = make_plan(recipe)
+    assert plan.choose_slot is not None
     shutil.rmtree(folder_of(plan.choose_slot))
     with pytest.raises(UserError) as caught:
         run_evaluate(recipe)
@@ -289,7 +320,35 @@ def test_a_checkpoint_of_another_slot_is_not_evaluated(make_recipe: Make, comman
         f"{plan.choose_slot.artifact.url}: missing, but {plan.distill.artifact.folder} was trained with it; run "
         f"`study` to measure it again"
     )
-    assert not folder_of(plan.evaluate_base).exists()
+    run_analyze(recipe)
+    assert plan.choose_slot.artifact.is_finished
+    assert len(run_evaluate(recipe)) == 2
+
+
+def test_a_checkpoint_of_another_slot_than_is_measured_now_is_not_analyzed(
+    make_recipe: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command itself measures it again."""
+    method = {"advantageous_slot": "auto", "auto_examples": 2, "auto_slots": 2}
+    recipe = make_recipe(runtime=LOCAL, method=method, analysis={"examples": 2})
+    run_distill(recipe)
+    plan = make_plan(recipe)
+    assert plan.choose_slot is not None
+    (trained_with,) = manifest_of(plan.choose_slot)["details"]["slots"]
+    shutil.rmtree(folder_of(plan.choose_slot))
+    publish = Artifact.publish
+
+    def publish_another(artifact: Artifact, *, details: Any = None, **contents: Any) -> Any:
+        if artifact.name == "slot-scores":
+            details = {**details, "slots": [1 - trained_with]}
+        return publish(artifact, details=details, **contents)
+
+    monkeypatch.setattr(Artifact, "publish", publish_another)
+    with pytest.raises(
+        UserError, match=rf"^{plan.distill.artifact.url}: made from an earlier slot-.*, and run `study`"
+    ):
+        run_analyze(recipe)
+    assert not folder_of(plan.evaluate_distilled).exists()
 
 
 def test_evaluate_needs_no_checkpoint_of_an_earlier_round(make_recipe: Make) -> None:

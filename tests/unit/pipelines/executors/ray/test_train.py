@@ -172,10 +172,26 @@ def test_a_corrupt_list_of_states_is_named(make_recipe: Callable[..., Recipe], c
     assert (folder / "checkpoint_1").exists()
 
 
+def test_a_listed_state_that_is_missing_is_named(make_recipe: Callable[..., Recipe]) -> None:
+    """Ray Train would not start, with an error of its own."""
+    artifact = make_plan(make_recipe()).distill.artifact
+    folder = Path(artifact.path) / "training"
+    folder.mkdir(parents=True)
+    listed = [{"checkpoint_dir_name": "checkpoint_1"}]
+    (folder / "checkpoint_manager_snapshot.json").write_text(json.dumps({"checkpoint_results": listed}))
+    with pytest.raises(UserError) as caught:
+        remove_unlisted_states(artifact)
+    assert str(caught.value) == (
+        f"{artifact.url}/training/checkpoint_1: missing, but listed in checkpoint_manager_snapshot.json; remove "
+        f"{artifact.url}/training to train again from the samples"
+    )
+
+
 @pytest.fixture
 def session() -> RaySession:
     made = object.__new__(RaySession)  # the constructor asks Ray Train for the worker's rank
     made.dist, made.local_rank, made.node_rank, made.is_local = DistContext(), 0, 0, False
+    made.states_url = "s3://bucket/checkpoint-1/training"
     return made
 
 
@@ -185,6 +201,7 @@ def test_opened_state_of_a_remote_storage_is_copied_to_scratch_and_removed(sessi
     memory.pipe(f"{folder}/state.json", b"{}")
     filesystem = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(memory))
     with session.opened_state(Checkpoint(folder, filesystem), tmp_path) as copy:
+        assert session.state_url(Checkpoint(folder, filesystem)) == "s3://bucket/checkpoint-1/training/checkpoint"
         assert copy.is_relative_to(tmp_path)
         assert (copy / "state.json").read_bytes() == b"{}"
     assert not list(tmp_path.iterdir())
