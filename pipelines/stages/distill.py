@@ -261,9 +261,12 @@ def has_adapter(checkpoint: Artifact) -> bool:
 
 
 def read_logged_steps(checkpoint: Artifact) -> list[dict[str, Any]]:
-    """The step records of training that may not have begun, up to its last checkpoint; in order."""
-    # A run that saves its first checkpoint writes the first steps.
-    return read_steps(checkpoint) if checkpoint.fs.exists(f"{checkpoint.path}/{STEPS_FOLDER}") else []
+    """The step records of training that may not have begun, up to its last checkpoint; in order.
+
+    None without a training state, from which alone it continues.
+    """
+    logged = saved_by(checkpoint) and checkpoint.fs.exists(f"{checkpoint.path}/{STEPS_FOLDER}")
+    return read_steps(checkpoint) if logged else []
 
 
 def read_steps(checkpoint: Artifact) -> list[dict[str, Any]]:
