@@ -267,10 +267,8 @@ def _run_command(options: argparse.Namespace, recipe: Recipe, gate: Gate) -> Non
         # SIGTERM raises like Ctrl-C, so that `finally` blocks release the storage and remove unfinished files.
         with terminable(), _redirected_output(options):
             studies = commands.plan_command(recipe, options.command)
-            if options.command == "evaluate":
-                commands.run_evaluate(recipe, studies, gate=gate)
-            else:
-                commands.COMMANDS[options.command].run(recipe, studies)
+            arguments = {} if gate == NO_GATE else {"gate": gate}  # of `evaluate` alone
+            commands.COMMANDS[options.command].run(recipe, studies, **arguments)
     except GateError as error:
         gate_error = error  # the results that the gate rejects are complete
     except Exception as error:
