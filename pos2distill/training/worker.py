@@ -101,28 +101,26 @@ def _resume(
     Raises:
         UserError: if no saved state is intact, or one is of another model or run.
     """
+    remedy = f"remove {job.checkpoint.url}/{STATE_FOLDER} to train again from the samples"
     corrupt: list[CorruptState] = []
-    try:
-        for state in session.saved_states():
-            with session.opened_state(state, scratch) as folder:
-                try:
-                    stored, progress = _read_state(folder, strategy, samples, session.dist)
-                except UserError as error:
-                    reword(error, f"{session.state_url(state)}/{error}")
-                    if not isinstance(error, CorruptState):
-                        raise
+    for state in session.saved_states():
+        with session.opened_state(state, scratch) as folder:
+            try:
+                stored, progress = _read_state(folder, strategy, samples, session.dist)
+            except UserError as error:
+                reword(error, f"{session.state_url(state)}/{error}")
+                if isinstance(error, CorruptState):
                     corrupt.append(error)
                     continue
-                strategy.load_state(stored)
-            if corrupt and session.dist.rank == 0:
-                session.warn(f"{corrupt[0]}; training continues from an earlier state, at step {progress.step}")
-            return progress
-        if corrupt:
-            raise corrupt[0]
-    except UserError as error:
-        remedy = f"remove {job.checkpoint.url}/{STATE_FOLDER} to train again from the samples"
-        reword(error, f"{error}; {remedy}")
-        raise
+                reword(error, f"{error}; {remedy}")
+                raise
+            strategy.load_state(stored)
+        if corrupt and session.dist.rank == 0:
+            session.warn(f"{corrupt[0]}; training continues from an earlier state, at step {progress.step}")
+        return progress
+    if corrupt:
+        reword(corrupt[0], f"{corrupt[0]}; {remedy}")
+        raise corrupt[0]
     return TrainingProgress.at_start(samples)
 
 
