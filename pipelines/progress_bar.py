@@ -1,5 +1,6 @@
 """The progress of a stage on the terminal: a bar, or lines where there is none."""
 
+import functools
 import math
 import sys
 import threading
@@ -169,8 +170,9 @@ def show_stage(label: str, total: int, *, done: int, unit: str, hint: str) -> It
         yield stage
 
 
+@functools.cache
 def show_activity(text: str) -> None:
-    """Say on a terminal what takes some seconds; in a log, only results and what takes long are shown."""
+    """Print a line on a terminal, and nothing in a log. Once in this process: a sweep checks many studies."""
     if sys.stderr.isatty() and not is_quiet():
         print(text, file=sys.stderr, flush=True)
 

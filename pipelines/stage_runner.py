@@ -14,6 +14,7 @@ from pos2distill.store.artifacts import Manifest
 from pos2distill.store.checkpoint_layout import MODEL_FOLDER, STATE_FOLDER, STEPS_FOLDER
 from pos2distill.store.lease import Lease, exit_immediately, hold_lease
 from pos2distill.store.storage import claim_storage, release_storage, remove_if_empty
+from pos2distill.urls import storage_errors
 
 from .artifact_names import CHECKPOINT, EXAMPLES
 from .checks.data_checks import check_prompts
@@ -44,6 +45,9 @@ def run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage], lease: Lease
     checked = False
     streamed: list[Stage] = []
     for stage in stages:
+        if stage is plan.evaluate_base and plan.distill not in stages:
+            # What the command has just measured, before anything that was made with earlier results is deleted.
+            require_measured_as_trained(plan.distill, ())
         _discard_of_changed_input(stage)
         duration = "cached"
         if not is_pending(stage, plan, stages, recipe.runtime):
@@ -54,9 +58,6 @@ def run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage], lease: Lease
             streamed.append(stage)
             continue
         else:
-            if "checkpoint" in stage.inputs:
-                # What the command has measured by now.
-                require_measured_as_trained(plan.distill, ())
             # Made only when a stage must run, so that a finished study imports no Ray.
             runner = runner or _StageRunner(recipe, plan, lease)
             # Once the data of all tasks is prepared, and before anything expensive starts.
@@ -145,8 +146,9 @@ class _StageRunner:
     def _require_same_model(self) -> None:
         """Reject a model whose files were replaced since the study was planned.
 
-        What it makes would be taken for that of the earlier one. The model of a hub is pinned to a commit; what a
-        server runs is not known, and a web server is asked for all of the files.
+        Its results would be taken for those of the earlier model. Not checked: a model of a hub, which is pinned to a
+        commit; one behind an API, whose files are unknown; one on a web server, which lists no files, so that all of
+        them would be downloaded before each stage.
 
         Raises:
             UserError: with what to do.
@@ -156,8 +158,11 @@ class _StageRunner:
             return
         version = files_version(model)
         # Read again only if a listing shows a change.
-        if version != self.model_version and model_digest(model) != self.plan.model_digest:
-            raise UserError(f"{model.path}: changed since this command began; run it again (model.path)")
+        if version != self.model_version:
+            with storage_errors(model.path, "model.path"):
+                digest = model_digest(model)
+            if digest != self.plan.model_digest:
+                raise UserError(f"{model.path}: changed since this command began; run it again (model.path)")
         self.model_version = version
 
     def _record_provenance(self, stage: Stage) -> None:

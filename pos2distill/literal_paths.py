@@ -12,7 +12,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 
 def list_matching(fs: fsspec.AbstractFileSystem, folder: str, pattern: str, *, with_folders: bool = False) -> list[str]:
-    """The files in a folder whose names match, sorted; those that other processes wrote too. None without the folder.
+    """The files in a folder whose names match, sorted; those that other processes wrote too. Empty without it.
 
     Args:
         folder: the folder, read literally.

@@ -13,7 +13,7 @@ from pos2distill.errors import UserError, warn_once
 from pos2distill.hardware import torch_is_for_cpus
 from pos2distill.store.artifacts import Artifact, other_fingerprints
 
-from ..artifact_names import CHECKPOINT
+from ..artifact_names import CHECKPOINT, SCORES
 from ..provenance import read_provenance
 from ..stages.stage import Stage
 
@@ -27,6 +27,7 @@ def warn_of_settings(recipe: Recipe, pending: Sequence[Stage]) -> None:
     """Print what a user would want to know before the stages run that are not finished."""
     warnings = itertools.chain(
         _unused_method_settings(recipe.study),
+        _unused_inference(recipe.study, pending),
         _unused_server_settings(recipe),
         _other_precision_results(recipe, pending),
         _prompt_mismatches(recipe),
@@ -77,6 +78,16 @@ def _unused_method_settings(study: Study) -> Iterator[str]:
         yield "inference.search: has no effect, since inference.scales are given"
     if method.view not in ("skip", "cyclic") and method.view_weight != type(method).model_fields["view_weight"].default:
         yield f"method.view_weight: has no effect, since method.view is {method.view}"
+
+
+def _unused_inference(study: Study, pending: Sequence[Stage]) -> Iterator[str]:
+    """A method of evaluations where nothing is evaluated."""
+    inference = study.inference
+    if inference.spec.only_evaluated and pending and not any(stage.artifact.name in SCORES for stage in pending):
+        yield (
+            f"inference.method: {inference.method} changes evaluations alone; samples and training are those of the "
+            f"plain model"
+        )
 
 
 def _unused_server_settings(recipe: Recipe) -> Iterator[str]:

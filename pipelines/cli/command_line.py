@@ -183,6 +183,11 @@ def _run(options: argparse.Namespace, remaining: list[str]) -> int:
     else:
         recipe = load_recipe(options.recipe, overrides)
     gate = read_gate(options) if options.command == "evaluate" else NO_GATE
+    if options.quiet:
+        # Imported here, so that --help and a misspelled field are answered at once.
+        with silent_interrupts():
+            from ..progress_bar import set_quiet
+        set_quiet()
     if options.dry_run:
         if options.json:
             raise UserError("--json: --dry-run shows the settings as YAML; leave out one of the two")
@@ -258,16 +263,13 @@ def _run_command(options: argparse.Namespace, recipe: Recipe, gate: Gate) -> Non
         from .. import commands
         from ..attempts import record_failure
         from ..interrupt import terminable
-        from ..progress_bar import set_quiet
 
-    if options.quiet:
-        set_quiet()
     gate_error = None
     try:
         # SIGTERM raises like Ctrl-C, so that `finally` blocks release the storage and remove unfinished files.
         with terminable(), _redirected_output(options):
             studies = commands.plan_command(recipe, options.command)
-            arguments = {} if gate == NO_GATE else {"gate": gate}  # of `evaluate` alone
+            arguments = {} if gate == NO_GATE else {"gate": gate}  # only `evaluate` takes one
             commands.COMMANDS[options.command].run(recipe, studies, **arguments)
     except GateError as error:
         gate_error = error  # the results that the gate rejects are complete

@@ -21,7 +21,11 @@ def build_executor(runtime: Runtime) -> Executor:
     assert_never(runtime.executor)
 
 
-def saved_by(checkpoint: Artifact) -> list[str]:
-    """The executors that have saved training states in a checkpoint. Each has a list of its own."""
-    found = {"local": saved_folders(checkpoint), "ray": listed_states(checkpoint)}
-    return [name for name, states in found.items() if states]
+def saved_steps(checkpoint: Artifact) -> dict[str, int]:
+    """The step of the newest training state in a checkpoint, by the executor that saved it. Each has a list of its own.
+
+    Raises:
+        UserError: if a list is corrupt.
+    """
+    found = {"local": list(saved_folders(checkpoint).values()), "ray": list(listed_states(checkpoint).values())}
+    return {name: steps[-1] for name, steps in found.items() if steps}

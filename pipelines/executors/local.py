@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import shutil
 import threading
 import time
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pydantic
 
 from pos2distill.config import PoolSection, Runtime
-from pos2distill.errors import CorruptPart, TransientError, warn
+from pos2distill.errors import CorruptPart, TransientError, UserError, warn
 from pos2distill.literal_paths import download, list_matching, remove
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.sampling.blocks import batches_of
@@ -209,7 +210,7 @@ class LocalSession:
         from pos2distill.training.distributed import DistContext
 
         self.dist = DistContext()
-        self.local_rank = 0
+        self.local_rank, self.local_world_size = 0, 1
         self.device = torch.device("cuda" if job.runtime.trainers.gpus else "cpu")
         self.checkpoint = job.checkpoint
         self.keep = job.runtime.checkpoints.keep
@@ -237,7 +238,7 @@ class LocalSession:
 
     def saved_states(self) -> Iterator[str]:
         """See `WorkerSession.saved_states`. Yields names of folders."""
-        yield from reversed(saved_folders(self.checkpoint))
+        yield from reversed(list(saved_folders(self.checkpoint)))
 
     def state_url(self, state: str) -> str:
         """See `WorkerSession.state_url`."""
@@ -255,16 +256,22 @@ class LocalSession:
         # In an empty folder, whoever reads the state finds its files missing.
         with contextlib.suppress(FileNotFoundError):
             download(self.checkpoint.fs, path, copy)
-        yield copy
-        shutil.rmtree(copy)
+        try:
+            yield copy
+        finally:
+            shutil.rmtree(copy)
 
     def save_checkpoint(self, step: int, folder: Path) -> None:
         """See `WorkerSession.save_checkpoint`. The list of saved folders is replaced only once this one is whole."""
         # The random suffix avoids the folder of a killed run, which may hold half an upload of the same step.
         name = f"{step:08d}-{uuid.uuid4().hex[:8]}"
-        retry_while_unreachable(lambda: self.checkpoint.upload(folder, f"{_STATE}/{name}"), self.warn)
-        if self.checkpoint.is_local:
-            sync_folder(Path(self.checkpoint.path) / _STATE / name)
+
+        def upload() -> None:
+            self.checkpoint.upload(folder, f"{_STATE}/{name}")
+            if self.checkpoint.is_local:
+                sync_folder(Path(self.checkpoint.path) / _STATE / name)
+
+        retry_while_unreachable(upload, self.warn)
         shutil.rmtree(folder)
         saved = [*saved_folders(self.checkpoint), name]
         retry_while_unreachable(
@@ -272,7 +279,7 @@ class LocalSession:
         )
         # Last, so that a run that is killed here leaves unused folders and never a list with missing ones.
         for old in saved[: -self.keep]:
-            self.checkpoint.remove(f"{_STATE}/{old}")
+            retry_while_unreachable(functools.partial(self.checkpoint.remove, f"{_STATE}/{old}"), self.warn)
 
     def stop_requested(self) -> bool:
         """See `WorkerSession.stop_requested`."""
@@ -291,15 +298,23 @@ class LocalSession:
         self.coordinator.count_step(samples, steps, loss)
 
 
-def saved_folders(checkpoint: Artifact) -> list[str]:
-    """Names of the saved training states, oldest first."""
-    latest = f"{_STATE}/{_LATEST}"
+def saved_folders(checkpoint: Artifact) -> dict[str, int]:
+    """The saved training states, the oldest first: their names and steps.
+
+    Raises:
+        UserError: if their list is corrupt, with what to do.
+    """
     try:
-        content = checkpoint.fs.cat_file(f"{checkpoint.path}/{latest}")
+        content = checkpoint.fs.cat_file(f"{checkpoint.path}/{_STATE}/{_LATEST}")
     except (FileNotFoundError, NotADirectoryError):  # not `exists`, which says no of a file that it cannot look at
-        return []
-    with checkpoint.reading(latest):
-        return _NAMES.validate_json(content)
+        return {}
+    try:
+        return {name: int(name.partition("-")[0]) for name in _NAMES.validate_json(content)}
+    except ValueError:
+        raise UserError(
+            f"{checkpoint.url}/{_STATE}/{_LATEST}: corrupt; remove {checkpoint.url}/{STATE_FOLDER} to train again from "
+            f"the samples"
+        ) from None
 
 
 def remove_unlisted_folders(checkpoint: Artifact) -> None:
@@ -307,5 +322,5 @@ def remove_unlisted_folders(checkpoint: Artifact) -> None:
     saved = saved_folders(checkpoint)
     for path in list_matching(checkpoint.fs, f"{checkpoint.path}/{_STATE}", "*", with_folders=True):
         name = path.rstrip("/").rpartition("/")[2]
-        if name not in (_LATEST, *saved):
+        if name not in {_LATEST, *saved}:
             remove(checkpoint.fs, path)

@@ -154,7 +154,8 @@ def _require_one(run: str, artifacts: Sequence[Artifact], *, newest: bool) -> No
 
 def _warn_if_outdated(artifact: Artifact) -> None:
     """Warn of answers of a model that has been trained again since."""
-    with contextlib.suppress(UserError):  # what is corrupt here does not matter to who looks at the artifact
+    # A corrupt record must not keep anyone from looking at the artifact.
+    with contextlib.suppress(UserError):
         provenance = read_provenance(artifact)
         folder = provenance.inputs.get("checkpoint") if provenance else None
         if provenance is None or folder is None:

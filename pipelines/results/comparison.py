@@ -24,7 +24,7 @@ from .run_summaries import is_complete, read_run_summary, read_summaries, read_u
 
 def list_runs(folder: str) -> list[dict[str, Any]]:
     """One entry for every report in a folder of runs or in one run's storage, and for every run that has none but was
-    evaluated. Last, runs that have neither yet, with the folders of what is finished (`finished`).
+    evaluated. Last, runs that have neither yet: their `report` is null, and `finished` has the folders of what is.
 
     `mean`, `gap`, `gap_ci95` and `gap_corrected`: of the base model and, if there is one, of the distilled one.
     `studies`: how many a sweep has. `rows`: of each of its settings the seeds, the means and the GAPs.
@@ -55,7 +55,7 @@ def list_runs(folder: str) -> list[dict[str, Any]]:
             entry |= _describe_sweep(path, content)
         runs.append(entry)
     for storage, (name, finished) in read_unreported(folder, summaries).items():
-        runs.append({"storage": storage, "name": name, "finished": finished})
+        runs.append({"report": None, "storage": storage, "name": name, "finished": finished})
     return runs
 
 

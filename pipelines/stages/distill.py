@@ -18,7 +18,7 @@ from pos2distill.training.step_record import STEP_FIELDS
 from pos2distill.urls import storage_errors
 
 from ..artifact_names import CHECKPOINT
-from ..executors import saved_by
+from ..executors import saved_steps
 from ..executors.protocol import Coordinator
 from ..interrupt import interruptible
 from ..progress_bar import is_quiet
@@ -191,7 +191,7 @@ def check_executor(stage: Stage, executor: str) -> None:
     """
     artifact = stage.artifact
     with storage_errors(artifact.url, "runtime.storage"):
-        saved = saved_by(artifact)
+        saved = saved_steps(artifact)
     for other in saved:
         if other == executor:
             continue
@@ -203,7 +203,7 @@ def check_executor(stage: Stage, executor: str) -> None:
 
 
 def resumed_spec(spec: ProgressSpec, checkpoint: Artifact) -> ProgressSpec:
-    """The progress of a run that continues from a checkpoint; its steps are logged up to that."""
+    """The progress of a run that continues from its newest training state, if there is one."""
     steps = read_logged_steps(checkpoint)
     if not steps:
         return spec
@@ -261,12 +261,13 @@ def has_adapter(checkpoint: Artifact) -> bool:
 
 
 def read_logged_steps(checkpoint: Artifact) -> list[dict[str, Any]]:
-    """The step records of training that may not have begun, up to its last checkpoint; in order.
+    """The step records of training up to its newest saved state, from which it continues, in order.
 
-    None without a training state, from which alone it continues.
+    Empty without a state. Later records, written before a state whose upload was cut off, are of steps that will be
+    made again.
     """
-    logged = saved_by(checkpoint) and checkpoint.fs.exists(f"{checkpoint.path}/{STEPS_FOLDER}")
-    return read_steps(checkpoint) if logged else []
+    step = max(saved_steps(checkpoint).values(), default=0)
+    return read_steps(checkpoint)[:step] if step else []
 
 
 def read_steps(checkpoint: Artifact) -> list[dict[str, Any]]:

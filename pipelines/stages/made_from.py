@@ -82,11 +82,12 @@ def reject_changed_input(stage: Stage) -> None:
 
 
 def _is_begun(artifact: Artifact) -> bool:
-    """Whether anything is stored: a folder may be empty."""
+    """Whether anything is stored: a folder may be empty, or have what is left of a record that was not finished."""
     try:
-        return bool(artifact.fs.ls(artifact.path, detail=False))
+        found = artifact.fs.ls(artifact.path, detail=False)
     except FileNotFoundError:
         return False
+    return any(not path.rpartition("/")[2].startswith(RECORD) for path in found)
 
 
 def require_measured_as_trained(checkpoint: Stage, stages: Sequence[Stage]) -> None:
@@ -147,7 +148,7 @@ def _read_record(artifact: Artifact, *, of_model: bool) -> dict[str, Any] | None
     """The record of an artifact, if there is one.
 
     Args:
-        of_model: whether a model is among the inputs. Without the record, the artifact is then not known to be its.
+        of_model: whether a model is among the inputs. Without the record, it is not known of which one the artifact is.
 
     Raises:
         UserError: if it is corrupt.

@@ -22,7 +22,7 @@ ROW_GROUP_SIZE = 256
 """Rows of a Parquet row group, the least that a reader must read to get one row."""
 
 
-# Of mounted file systems that sync no folders, or no files that are opened to be read.
+# Of mounted file systems that sync no folders, or nothing.
 _NOT_SYNCED = (errno.EBADF, errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
 
 
@@ -43,24 +43,30 @@ def allow_usual_access(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have all of a local folder on the disk, see `sync`."""
+    """Flush a local folder with its content to the disk, see `sync`."""
     sync((*folder.rglob("*"), folder))
 
 
 def sync(paths: Iterable[Path]) -> None:
-    """Have local files and folders on the disk: after a power failure, names may otherwise belong to empty files.
+    """Flush local files and folders to the disk: after a power failure, names may otherwise belong to empty files.
 
-    To be called before what names them as finished is written, or what they replace is removed.
+    Call it before the manifest or list that names them is written, and before what they replace is removed.
     """
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            os.fsync(descriptor)
-        except OSError as error:
-            if error.errno not in _NOT_SYNCED:
-                raise
+            sync_file(descriptor)
         finally:
             os.close(descriptor)
+
+
+def sync_file(descriptor: int) -> None:
+    """Flush one open file to the disk, where its file system can do that."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NOT_SYNCED:
+            raise
 
 
 def write_table(fs: fsspec.AbstractFileSystem, path: str, table: pa.Table) -> None:
@@ -102,7 +108,7 @@ def write_bytes(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
             file.write(data)
             # On the disk before the rename: after a power failure the name may otherwise belong to an empty file.
             file.flush()
-            os.fsync(file.fileno())
+            sync_file(file.fileno())
         os.replace(partial, path)
     finally:
         Path(partial).unlink(missing_ok=True)

@@ -33,11 +33,12 @@ class TrainingProgress:
         return cls(0, 0, np.zeros(samples, bool))
 
     @classmethod
-    def load(cls, folder: Path, samples: int) -> "TrainingProgress":
+    def load(cls, folder: Path, samples: int, url: str) -> "TrainingProgress":
         """Read what `save` wrote.
 
         Args:
             samples: the number of samples of the run.
+            url: where the training state is stored, for messages.
         Raises:
             CorruptState: if the file is missing or corrupt.
             UserError: if it is of another number of samples.
@@ -49,13 +50,13 @@ class TrainingProgress:
             step, epoch, stored = int(raw["step"]), int(raw["epoch"]), int(raw["samples"])
             checksum = raw["checksum"]
         except FileNotFoundError:
-            raise CorruptState(f"{_PROGRESS_FILE}: missing") from None
+            raise CorruptState(f"{url}/{_PROGRESS_FILE}: missing") from None
         except (ValueError, KeyError, TypeError) as error:
-            raise CorruptState(f"{_PROGRESS_FILE}: corrupt ({error})") from None
+            raise CorruptState(f"{url}/{_PROGRESS_FILE}: corrupt ({error})") from None
         if checksum != _checksum(step, epoch, stored, done):
-            raise CorruptState(f"{_PROGRESS_FILE}: corrupt (it does not match its checksum)")
+            raise CorruptState(f"{url}/{_PROGRESS_FILE}: corrupt (it does not match its checksum)")
         if stored != samples:
-            raise UserError(f"{_PROGRESS_FILE}: is of a run with {stored} samples, expected {samples}")
+            raise UserError(f"{url}/{_PROGRESS_FILE}: is of a run with {stored} samples, expected {samples}")
         # `packbits` fills the last byte with zeros; `count` removes them.
         return cls(step, epoch, np.unpackbits(np.frombuffer(done, np.uint8), count=stored).astype(bool))
 

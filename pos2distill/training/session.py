@@ -17,6 +17,7 @@ class WorkerSession(Protocol):
     dist: DistContext
     device: torch.device
     local_rank: int  # among the workers of this node
+    local_world_size: int  # how many there are
 
     def open_stream(self) -> StreamReader:
         """This worker's part of the samples that the store lacks. Called at most once, unless parts are corrupt."""

@@ -89,48 +89,50 @@ class StoredState:
     """A training state on disk, of the right model.
 
     Args:
-        folder: the folder that `write_state` wrote.
+        folder: the folder that `write_state` wrote, or a copy of it.
         shapes: the shapes of the model's trained parameters.
+        url: where the state is stored, for messages.
     Raises:
         CorruptState: naming the file in the folder that is missing or corrupt.
         UserError: naming it, if it is of another model or version.
     """
 
-    def __init__(self, folder: Path, shapes: Shapes) -> None:
+    def __init__(self, folder: Path, shapes: Shapes, url: str) -> None:
         self.folder = folder
+        self.url = url
         path = folder / STATE_FILE
         try:
             content = json.loads(path.read_text())
             if content["format"] != _FORMAT:
                 raise UserError(
-                    f"{STATE_FILE}: training state of format {content['format']}, expected {_FORMAT}: "
+                    f"{url}/{STATE_FILE}: training state of format {content['format']}, expected {_FORMAT}: "
                     f"another version of this program wrote it; resume with that one"
                 )
             self.step = int(content["adam_step"])
             self.files: dict[str, list[str]] = content["files"]
             self._file_of = _file_of_each_key(self.files)
-            _check_shapes(content["shapes"], shapes)
+            _check_shapes(content["shapes"], shapes, url)
             for name in shapes:
                 for kind in KINDS:
                     _ = self._file_of[f"{kind}/{name}"]
         except FileNotFoundError:
-            raise _unusable(STATE_FILE, "missing") from None
+            raise self._corrupt(STATE_FILE, "missing") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _unusable(STATE_FILE, f"corrupt ({error})") from None
+            raise self._corrupt(STATE_FILE, f"corrupt ({error})") from None
         self.shapes = shapes
 
-    def verify(self, *, rank: int, world_size: int) -> None:
-        """Check the checksums of every `world_size`-th file, beginning with `rank`: all ranks together check all files.
+    def verify(self, *, rank: int, readers: int) -> None:
+        """Check the checksums of every `readers`-th file, beginning with `rank`: all readers together check all files.
 
         Raises:
             CorruptState: naming the file that is missing or corrupt.
         """
-        for file in list(self.files)[rank::world_size]:
+        for file in list(self.files)[rank::readers]:
             with self._opened(file) as tensors:
                 checksums = tensors.metadata() or {}
                 for key in self.files[file]:
                     if _checksum(tensors.get_tensor(key)) != checksums.get(key):
-                        raise _unusable(file, f"corrupt ({key} does not match its checksum)")
+                        raise self._corrupt(file, f"corrupt ({key} does not match its checksum)")
 
     def read(self, kind: str, name: str) -> Tensor:
         """A parameter's full tensor, fp32."""
@@ -160,9 +162,12 @@ class StoredState:
             with safe_open(path, framework="pt") as tensors:
                 yield tensors
         except FileNotFoundError:
-            raise _unusable(file, "missing") from None
+            raise self._corrupt(file, "missing") from None
         except SafetensorError as error:
-            raise _unusable(file, f"corrupt ({str(error).splitlines()[0]})") from None
+            raise self._corrupt(file, f"corrupt ({str(error).splitlines()[0]})") from None
+
+    def _corrupt(self, file: str, what: str) -> CorruptState:
+        return CorruptState(f"{self.url}/{file}: {what}")
 
 
 def _assign_files(shapes: Shapes, world_size: int) -> list[dict[str, list[str]]]:
@@ -212,7 +217,7 @@ def _write_contents(folder: Path, shapes: Shapes, files_by_rank: list[dict[str, 
     (folder / STATE_FILE).write_text(json.dumps(contents, indent=1) + "\n")
 
 
-def _check_shapes(stored: Mapping[str, Sequence[int]], shapes: Shapes) -> None:
+def _check_shapes(stored: Mapping[str, Sequence[int]], shapes: Shapes, url: str) -> None:
     """Check that the stored parameters have the shapes of the model.
 
     Raises:
@@ -221,7 +226,9 @@ def _check_shapes(stored: Mapping[str, Sequence[int]], shapes: Shapes) -> None:
     for name in {**shapes, **stored}:
         in_state, in_model = _describe(stored, name), _describe(shapes, name)
         if in_state != in_model:
-            raise UserError(f"{STATE_FILE}: the state of another model ({name}: {in_state}; this model: {in_model})")
+            raise UserError(
+                f"{url}/{STATE_FILE}: the state of another model ({name}: {in_state}; this model: {in_model})"
+            )
 
 
 def _describe(shapes: Mapping[str, Sequence[int]], name: str) -> str:
@@ -234,7 +241,3 @@ def _checksum(tensor: Tensor) -> str:
     # CRC-32 detects damage, which is all that this is for; a cryptographic hash would take longer.
     values: Any = tensor.flatten().numpy()
     return f"{zlib.crc32(values):08x}"
-
-
-def _unusable(file: str, what: str) -> CorruptState:
-    return CorruptState(f"{file}: {what}")

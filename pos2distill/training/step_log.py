@@ -5,6 +5,8 @@ import json
 import threading
 from pathlib import Path
 
+import pydantic
+
 from pos2distill.errors import UserError, one_line
 from pos2distill.literal_paths import list_matching
 from pos2distill.store.checkpoint_layout import STEPS_FOLDER
@@ -16,6 +18,7 @@ from pos2distill.training.step_record import StepRecord
 from pos2distill.training.trackers import ExperimentTracker, TrackedRun, open_tracker
 
 _TRACKERS_FILE = "trackers.json"
+_IDS = pydantic.TypeAdapter(dict[str, str])
 
 
 class StepLog:
@@ -90,13 +93,13 @@ class StepLog:
         Raises:
             UserError: if a tracker of a new run cannot be opened. A run that resumes continues without it.
         """
-        known = self.artifact.fs.exists(f"{self.artifact.path}/{_TRACKERS_FILE}")
+        known = self._known_runs()
         run = TrackedRun(
             name=f"{job.name}-{self.artifact.fingerprint}",
             folder=f"{self.artifact.storage}/tensorboard/{self.artifact.fingerprint}",
             settings=job.logged_settings,
             step=self.start,
-            ids=self.artifact.read_json(_TRACKERS_FILE) if known else {},
+            ids=dict(known or {}),
         )
         trackers = []
         for name in job.runtime.trackers:
@@ -104,7 +107,7 @@ class StepLog:
                 trackers.append(open_tracker(name, run))
             except Exception as error:  # whatever its library raises
                 reason = f"runtime.trackers: {name} cannot be opened ({_reason(error)})"
-                if not known and not self.start:
+                if known is None and not self.start:
                     for opened in trackers:
                         with contextlib.suppress(Exception):
                             opened.close()
@@ -113,6 +116,24 @@ class StepLog:
         if run.ids:
             self.artifact.write_json(_TRACKERS_FILE, run.ids)
         return trackers
+
+    def _known_runs(self) -> dict[str, str] | None:
+        """The ids of this run in its trackers, by their names; None if no tracker has been opened yet.
+
+        Raises:
+            UserError: if the file with them is corrupt.
+        """
+        try:
+            content = self.artifact.fs.cat_file(f"{self.artifact.path}/{_TRACKERS_FILE}")
+        except FileNotFoundError:  # not `exists`, which says no of a file that it cannot look at
+            return None
+        try:
+            return _IDS.validate_json(content)
+        except ValueError:
+            raise UserError(
+                f"{self.artifact.url}/{_TRACKERS_FILE}: corrupt; delete this file: training continues, with a new run "
+                f"in each tracker (runtime.trackers)"
+            ) from None
 
     def _remove_later_steps(self) -> None:
         """Remove the records of steps that are trained again.

@@ -19,7 +19,6 @@ from pos2distill.store.files import allow_usual_access, sync_folder
 from pos2distill.store.retry import retry_while_unreachable
 from pos2distill.store.samples import SampleStore
 from pos2distill.training.checkpointer import Checkpointer
-from pos2distill.training.distributed import DistContext
 from pos2distill.training.job import TrainingJob, TrainingOutcome
 from pos2distill.training.loader import BatchLoader
 from pos2distill.training.loop import Trainer
@@ -51,34 +50,43 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> TrainingOutcome:
         strategy = build_strategy(study, trainers, session.device, job.student_start)
         teacher = build_teacher(study, strategy.base_states, session.device)
         progress = _resume(job, session, strategy, len(ids), scratch)
-    log = None
-    if session.dist.rank == 0:
-        log = StepLog(job, session, progress.step, min(len(ids), study.wanted_samples))
-    checkpointer = Checkpointer(job, session, strategy, log, progress.step, scratch)
-    loader = BatchLoader(study, ids, SampleStore(job.samples), session.open_stream, session.dist)
-    # No room is reserved: the response exists, and fitted into the context behind the advantageous prompt.
-    build_row = RowBuilder(load_prompt_builder(study, reserve=0), study)
-    trainer = Trainer(study, trainers, build_row, strategy, teacher, session.dist)
-    listeners = [log] if log is not None else []
-    warnings: tuple[str, ...] = ()
-    try:
-        finished = trainer.train(loader, progress, listeners, checkpointer.requested_action, checkpointer.save)
-        if finished:
-            warnings = save_model(job, session, strategy, scratch)
-    except Exception as error:
-        # A restart in this process opens them again. What ended the run is what the user must see.
-        if log is not None:
-            with contextlib.suppress(Exception):
-                log.close()
-        # Otherwise states that wait for their upload would keep the disk full.
-        if disk_is_full(error):
-            shutil.rmtree(scratch, ignore_errors=True)
-        raise
-    if log is not None:
-        log.flush()
-        log.close()
+    with _step_log(job, session, progress.step, min(len(ids), study.wanted_samples)) as log:
+        checkpointer = Checkpointer(job, session, strategy, log, progress.step, scratch)
+        loader = BatchLoader(study, ids, SampleStore(job.samples), session.open_stream, session.dist)
+        # No room is reserved: the response exists, and fitted into the context behind the advantageous prompt.
+        build_row = RowBuilder(load_prompt_builder(study, reserve=0), study)
+        trainer = Trainer(study, trainers, build_row, strategy, teacher, session.dist)
+        listeners = [log] if log is not None else []
+        warnings: tuple[str, ...] = ()
+        try:
+            finished = trainer.train(loader, progress, listeners, checkpointer.requested_action, checkpointer.save)
+            if finished:
+                warnings = save_model(job, session, strategy, scratch)
+        except Exception as error:
+            # Otherwise states that wait for their upload would keep the disk full.
+            if disk_is_full(error):
+                shutil.rmtree(scratch, ignore_errors=True)
+            raise
     checkpointer.close()
     return TrainingOutcome(finished, progress.step, warnings)
+
+
+@contextmanager
+def _step_log(job: TrainingJob, session: WorkerSession, step: int, samples: int) -> Iterator[StepLog | None]:
+    """The log of training steps on rank 0, None on others. It is written and closed at the end, see `StepLog`."""
+    if session.dist.rank != 0:
+        yield None
+        return
+    log = StepLog(job, session, step, samples)
+    try:
+        yield log
+        log.flush()
+    except BaseException:
+        # A restart in this process opens the trackers again. What ended the run is what the user must see.
+        with contextlib.suppress(Exception):
+            log.close()
+        raise
+    log.close()
 
 
 def clear_scratch_folder(job: TrainingJob, session: WorkerSession) -> Path:
@@ -106,12 +114,11 @@ def _resume(
     for state in session.saved_states():
         with session.opened_state(state, scratch) as folder:
             try:
-                stored, progress = _read_state(folder, strategy, samples, session.dist)
+                stored, progress = _read_state(folder, session.state_url(state), session, strategy, samples)
+            except CorruptState as error:
+                corrupt.append(error)
+                continue
             except UserError as error:
-                reword(error, f"{session.state_url(state)}/{error}")
-                if isinstance(error, CorruptState):
-                    corrupt.append(error)
-                    continue
                 reword(error, f"{error}; {remedy}")
                 raise
             strategy.load_state(stored)
@@ -125,9 +132,9 @@ def _resume(
 
 
 def _read_state(
-    folder: Path, strategy: Strategy, samples: int, dist: DistContext
+    folder: Path, url: str, session: WorkerSession, strategy: Strategy, samples: int
 ) -> tuple[StoredState, TrainingProgress]:
-    """A saved training state. A collective: all ranks together check all of its files.
+    """A saved training state. A collective: the workers of each node, which may have a copy, check all of its files.
 
     Raises:
         CorruptState: on all ranks, if a file is missing or corrupt.
@@ -135,12 +142,12 @@ def _read_state(
     """
     found: UserError | None = None
     try:
-        stored = StoredState(folder, strategy.state_shapes())
-        stored.verify(rank=dist.rank, world_size=dist.world_size)
-        progress = TrainingProgress.load(folder, samples)
+        stored = StoredState(folder, strategy.state_shapes(), url)
+        stored.verify(rank=session.local_rank, readers=session.local_world_size)
+        progress = TrainingProgress.load(folder, samples, url)
     except UserError as error:
         found = error
-    errors = [error for error in dist.all_gather_object(found) if error is not None]
+    errors = [error for error in session.dist.all_gather_object(found) if error is not None]
     if errors:
         raise errors[0]
     return stored, progress
@@ -186,7 +193,7 @@ def _artifact_folder(artifact: Artifact, name: str, session: WorkerSession, scra
         return
     allow_usual_access(folder)
     if artifact.is_local:
-        sync_folder(folder)
+        retry_while_unreachable(lambda: sync_folder(folder), session.warn)
         return
 
     def upload() -> None:

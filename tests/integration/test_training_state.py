@@ -110,7 +110,7 @@ def begin(strategy: Any, batches: Any, folder: Path, rank: int, world_size: int)
     strategy.save_state(folder / "state")
     torch.distributed.barrier()
     uninterrupted = steps(strategy, batches[BEFORE:], rank, world_size, within=folder / "within")
-    strategy.load_state(StoredState(folder / "state", strategy.state_shapes()))
+    strategy.load_state(StoredState(folder / "state", strategy.state_shapes(), str(folder / "state")))
     if strategy.study.training.lora:
         strategy.save_adapter(folder / "adapter")
     strategy.save(folder / "model")
@@ -122,7 +122,7 @@ def begin(strategy: Any, batches: Any, folder: Path, rank: int, world_size: int)
 
 def resume(strategy: Any, batches: Any, folder: Path, rank: int, world_size: int) -> list[float]:
     """Continue from the state with a fresh strategy; first save what it has read."""
-    strategy.load_state(StoredState(folder / "state", strategy.state_shapes()))
+    strategy.load_state(StoredState(folder / "state", strategy.state_shapes(), str(folder / "state")))
     strategy.save_state(folder / f"copy-{world_size}")
     strategy.save(folder / f"model-{world_size}")
     return steps(strategy, batches[BEFORE:], rank, world_size)
@@ -210,7 +210,7 @@ def test_load_state_of_adapters_at_another_number_of_ranks_and_in_one_process(
     alone = build_strategy(
         recipe.study, TrainersSection(strategy="torch", gradient_checkpointing=False), CPU, recipe.study.model
     )
-    alone.load_state(StoredState(folder / "state", alone.state_shapes()))
+    alone.load_state(StoredState(folder / "state", alone.state_shapes(), str(folder / "state")))
     alone.save_adapter(tmp_path / "adapter")
     # Both read the same state, so that the adapters of two ranks must be these bit for bit.
     for file in ("adapter_config.json", "adapter_model.safetensors"):
@@ -222,7 +222,7 @@ def test_load_state_of_adapters_at_another_number_of_ranks_and_in_one_process(
     )
     for name, weight in exports[0].items():
         torch.testing.assert_close(exports[1][name], weight, rtol=0, atol=1e-6)
-    alone.load_state(StoredState(folder / "state", alone.state_shapes()))
+    alone.load_state(StoredState(folder / "state", alone.state_shapes(), str(folder / "state")))
     assert steps(alone, make_batches(recipe)[BEFORE:]) == pytest.approx(losses["uninterrupted"], rel=1e-3)
 
 
@@ -236,7 +236,7 @@ def test_load_state_by_the_other_strategy(
     state = saved(case)
     trainers = TrainersSection(strategy="torch", gradient_checkpointing=False)
     strategy = build_strategy(state.recipe.study, trainers, CPU, state.recipe.study.model)
-    strategy.load_state(StoredState(state.folder / "state", strategy.state_shapes()))
+    strategy.load_state(StoredState(state.folder / "state", strategy.state_shapes(), str(state.folder / "state")))
     strategy.save_state(tmp_path)
     assert_same_state(state.folder / "state", tmp_path)
     resumed = steps(strategy, make_batches(state.recipe)[BEFORE:])

@@ -44,7 +44,7 @@ from .errors import find_user_error
 from .messages import DriverMailbox
 from .preemption import PreemptionNotice
 from .session import stream_options, trainer_arguments
-from .states import arrow_filesystem, remove_unlisted_states
+from .states import arrow_filesystem, repair_states
 
 _STREAM = "samples"  # the stream's name among the data sets of Ray Train
 _POLL_SECONDS = 0.5
@@ -58,7 +58,7 @@ def fit(job: TrainingJob, stream: Stream, mailbox: DriverMailbox, coordinator: C
     """
     trainers = job.runtime.trainers
     job.checkpoint.fs.makedirs(job.checkpoint.path, exist_ok=True)
-    remove_unlisted_states(job.checkpoint)
+    repair_states(job.checkpoint)
     trainer = TorchTrainer(
         train_function,
         train_loop_config={"job": job, "coordinator": coordinator, "mailbox": mailbox},
@@ -119,13 +119,13 @@ class RaySession:
     """The rank, the device, the sample stream, and the checkpoint I/O of a Ray Train worker."""
 
     def __init__(self, job: TrainingJob, coordinator: Coordinator, mailbox: DriverMailbox) -> None:
-
         context = ray.train.get_context()
         world_size = context.get_world_size()
         # Ray shows a worker without GPUs those of its machine, so the settings decide.
         self.device = ray.train.torch.get_device() if job.runtime.trainers.gpus else torch.device("cpu")
         self.dist = DistContext.create(context.get_world_rank(), world_size, str(self.device))
         self.local_rank = context.get_local_rank()
+        self.local_world_size = context.get_local_world_size()
         self.node_rank = context.get_node_rank()
         self.coordinator = coordinator
         self.mailbox = mailbox
@@ -169,8 +169,14 @@ class RaySession:
             with contextlib.suppress(FileNotFoundError):
                 state.to_directory(copy)
         self.dist.all_gather_object("copied")
-        yield copy
-        self.dist.all_gather_object("read")
+        try:
+            yield copy
+            self.dist.all_gather_object("read")
+        except UserError:
+            # All workers raise it. After another error, others may read the copy still; restarted workers remove it.
+            if self.local_rank == 0:
+                shutil.rmtree(copy)
+            raise
         if self.local_rank == 0:
             shutil.rmtree(copy)
 

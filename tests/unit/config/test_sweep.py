@@ -122,6 +122,26 @@ def test_sweep_cells_keep_what_a_section_does_not_name(load: Callable[..., Recip
     assert [each.weights for each in methods] == ["paper", "uniform"]
 
 
+def test_sweep_cells_compare_published_methods(load: Callable[..., Recipe]) -> None:
+    methods = [
+        "{name: seqkd, view: skip}",
+        "{name: seqkd, view: pose}",
+        "{name: r1, teacher_slot: random}",
+        "{name: r1-on-policy}",
+    ]
+    cells = sweep_cells(load(f"sweep={{method: [{', '.join(methods)}]}}", "model.max_length=900"))
+    studies = [cell.study for _, cell in cells]
+    assert [(each.method.view, each.method.teacher_slot) for each in studies] == [
+        ("skip", "advantageous"),
+        ("pose", "advantageous"),
+        ("none", "random"),
+        ("none", "advantageous"),
+    ]
+    assert [each.sampling.keep for each in studies] == ["correct", "correct", "correct", "all"]
+    candidates = sweep_cells(load("sweep={sampling.candidates: [1, 8]}", "sampling.temperature=0.7"))
+    assert [cell.study.sampling.candidates for _, cell in candidates] == [1, 8]
+
+
 def test_sweep_cells_keep_the_settings_of_inference_methods(load: Callable[..., Recipe]) -> None:
     """But for scales, which two methods have. Within a section too."""
     recipe = load(

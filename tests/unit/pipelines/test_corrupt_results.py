@@ -358,16 +358,18 @@ def test_read_generations_accepts_an_empty_one_but_not_as_the_first(tmp_path: Pa
         read_generations(artifact)
 
 
-@pytest.mark.parametrize("content", ["garbage", "{}", "[1]"])
+@pytest.mark.parametrize("content", ["garbage", "{}", "[1]", '["a"]'])
 def test_saved_folders_rejects_a_damaged_list(tmp_path: Path, content: str) -> None:
     artifact = Artifact(str(tmp_path), "checkpoint", "abcd")
-    assert saved_folders(artifact) == []
+    assert saved_folders(artifact) == {}
     folder = Path(artifact.path) / "training" / "local"
     folder.mkdir(parents=True)
-    (folder / "latest.json").write_text('["a", "b"]')
-    assert saved_folders(artifact) == ["a", "b"]
+    (folder / "latest.json").write_text('["00000003-a", "00000012-b"]')
+    assert saved_folders(artifact) == {"00000003-a": 3, "00000012-b": 12}
     (folder / "latest.json").write_text(content)
-    with pytest.raises(UserError, match=rf"latest\.json: corrupt; delete {artifact.path} {AGAIN}"):
+    with pytest.raises(
+        UserError, match=rf"latest\.json: corrupt; remove {artifact.path}/training to train again from the samples$"
+    ):
         saved_folders(artifact)
 
 

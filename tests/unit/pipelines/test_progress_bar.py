@@ -136,6 +136,11 @@ def test_resumed_run_says_at_which_step(tmp_path: Path, capsys: pytest.CaptureFi
     checkpoint.write_json("training/local/latest.json", ["00000002-abcd"])
     assert distill.resumed_spec(spec, checkpoint).trained == 5
     assert capsys.readouterr().err == "distill: resuming at step 2 of about 8\n"
+    # The upload of a state at step 4 was cut off, after the records of its steps had been written.
+    later = [json.dumps({**step, "step": number, "fraction": (number + 1) / 8}) for number in (2, 3)]
+    (folder / "00002.jsonl").write_text("\n".join(later) + "\n")
+    assert distill.resumed_spec(spec, checkpoint).trained == 5
+    assert len(distill.read_logged_steps(checkpoint)) == 2
 
 
 @pytest.mark.usefixtures("every_second")
@@ -249,14 +254,15 @@ def test_show_stage_is_silent_if_quiet(monkeypatch: pytest.MonkeyPatch, capsys: 
         progress_bar.set_quiet()
 
 
-@pytest.mark.parametrize(("is_terminal", "lines"), [(True, ["checking"]), (False, [])])
+@pytest.mark.parametrize(("is_terminal", "lines"), [(True, ["checking True"]), (False, [])])
 def test_show_activity_is_for_terminals(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_terminal: bool, lines: list[str]
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     monkeypatch.setattr(progress_bar, "_quiet", threading.Event())  # restored after the test
-    progress_bar.show_activity("checking")
+    for _ in range(2):  # as for two studies of a sweep
+        progress_bar.show_activity(f"checking {is_terminal}")
     assert capsys.readouterr().err.splitlines() == lines
     progress_bar.set_quiet()
-    progress_bar.show_activity("checking")
+    progress_bar.show_activity(f"checking again {is_terminal}")
     assert capsys.readouterr().err == ""

@@ -1,9 +1,11 @@
 """Files of the data set and of the model that are replaced while a command runs."""
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from pipelines.commands import plan_command, run_evaluate, run_study
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError
+from pos2distill.store.artifacts import Artifact
 from tests.support import commands
 
 Make = Callable[..., Recipe]
@@ -53,18 +56,44 @@ def test_data_of_another_task_that_changed_are_named_with_it(make_recipe: Make, 
         run_study(recipe, studies)
 
 
+@pytest.fixture
+def copied_model(tiny_model_path: str, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_model_path, tmp_path / "model"))
+
+
 def test_a_model_that_was_replaced_between_two_stages_is_rejected(
-    make_recipe: Make, tiny_model_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_recipe: Make, copied_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = Path(shutil.copytree(tiny_model_path, tmp_path / "model"))
+    model = copied_model
     recipe = make_recipe(runtime=LOCAL, model={"path": str(model)})
     studies = plan_command(recipe, "study")
-    commands.run_evaluate(recipe)
-    config = model / "generation_config.json"
-    config.write_text(json.dumps({"temperature": 0.5}))
     plan = studies[0].plan
+    publish = Artifact.publish
+
+    def publish_and_replace(artifact: Artifact, **contents: Any) -> Any:
+        manifest = publish(artifact, **contents)
+        if artifact.name == plan.evaluate_base.artifact.name:
+            (model / "generation_config.json").write_text(json.dumps({"temperature": 0.5}))
+        return manifest
+
+    monkeypatch.setattr(Artifact, "publish", publish_and_replace)
     with pytest.raises(UserError) as caught:
         run_study(recipe, studies)
     assert str(caught.value) == f"{model}: changed since this command began; run it again (model.path)"
     assert plan.evaluate_base.artifact.is_finished
     assert not Path(plan.first_sample.artifact.path).exists()
+
+
+def test_a_model_that_cannot_be_read_any_more_is_named(
+    make_recipe: Make, copied_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a file system as users have it; root may read everything."""
+    recipe = make_recipe(runtime=LOCAL, model={"path": str(copied_model)})
+    studies = plan_command(recipe, "evaluate")
+
+    def refuse(*_: object) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied", str(copied_model / "config.json"))
+
+    monkeypatch.setattr("pipelines.stage_runner.model_digest", refuse)
+    with pytest.raises(UserError, match=rf"^{copied_model}: .*Permission denied.*model.path"):
+        run_evaluate(recipe, studies)

@@ -50,16 +50,22 @@ def test_sync_folder_syncs_every_file_and_folder(tmp_path: Path, monkeypatch: py
 
 def test_sync_raises_unless_a_file_system_does_not_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk may be found to be full only now; a mounted bucket syncs nothing."""
-    number = errno.EINVAL
+    number = 0
 
     def fail(descriptor: int) -> None:
         raise OSError(number, "refused")
 
     monkeypatch.setattr(os, "fsync", fail)
-    sync([tmp_path])
+    fs = fsspec.filesystem("file")
+    for number in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF):  # noqa: B007  # read by `fail`
+        sync([tmp_path])
+        write_bytes(fs, str(tmp_path / "file"), b"content")
     number = errno.ENOSPC
     with pytest.raises(OSError, match="refused"):
         sync([tmp_path])
+    with pytest.raises(OSError, match="refused"):
+        write_bytes(fs, str(tmp_path / "file"), b"another")
+    assert (tmp_path / "file").read_bytes() == b"content"
 
 
 def test_allow_usual_access_leaves_what_the_umask_leaves(tmp_path: Path) -> None:

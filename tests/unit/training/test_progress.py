@@ -12,7 +12,7 @@ from pos2distill.training.progress import TrainingProgress
 def test_training_progress_load_restores_what_save_wrote(tmp_path: Path) -> None:
     progress = TrainingProgress(7, 1, np.array([True, False, True] * 5))
     progress.save(tmp_path)
-    again = TrainingProgress.load(tmp_path, 15)
+    again = TrainingProgress.load(tmp_path, 15, "s3://state")
     assert (again.step, again.epoch, again.done.tolist()) == (7, 1, progress.done.tolist())
 
 
@@ -33,16 +33,16 @@ def test_training_progress_load_rejects_a_damaged_file(
     TrainingProgress(7, 1, np.array([True, False, True] * 5)).save(tmp_path)
     file = tmp_path / "progress.json"
     file.write_text(damage(file.read_text()))
-    with pytest.raises(UserError, match=rf"^{file.name}: {message}$"):
-        TrainingProgress.load(tmp_path, 15)
+    with pytest.raises(UserError, match=rf"^s3://state/{file.name}: {message}$"):
+        TrainingProgress.load(tmp_path, 15, "s3://state")
 
 
 def test_training_progress_load_rejects_a_file_that_is_missing_or_of_another_run(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"progress.json: missing$"):
-        TrainingProgress.load(tmp_path, 15)
+    with pytest.raises(UserError, match=r"^s3://state/progress.json: missing$"):
+        TrainingProgress.load(tmp_path, 15, "s3://state")
     TrainingProgress(7, 1, np.ones(15, bool)).save(tmp_path)
-    with pytest.raises(UserError, match=r"progress.json: is of a run with 15 samples, expected 16$"):
-        TrainingProgress.load(tmp_path, 16)
+    with pytest.raises(UserError, match=r"^s3://state/progress.json: is of a run with 15 samples, expected 16$"):
+        TrainingProgress.load(tmp_path, 16, "s3://state")
 
 
 def test_training_progress_add_starts_a_new_epoch_with_nothing_done() -> None:

@@ -24,6 +24,8 @@ from pos2distill.training.strategies.torch import TorchStrategy
 
 TRAINERS = TrainersSection(strategy="torch", gradient_checkpointing=False)
 
+URL = "s3://bucket/run/checkpoint-f00d/training/checkpoint_1"
+
 # Odd sizes, so that parts of ranks end inside a row; more ranks than elements; no dimension at all.
 SHAPES = {"embedding": (7, 5), "norm": (3,), "cube": (2, 3, 5), "scale": (), "bias": (1,)}
 
@@ -88,12 +90,12 @@ def test_load_state_repeats_the_uninterrupted_run_bit_for_bit(
 
     resumed = make_strategy(precision, lora)
     steps(resumed, [99])  # whatever it did before is forgotten
-    resumed.load_state(StoredState(tmp_path / "at-4", resumed.state_shapes()))
+    resumed.load_state(StoredState(tmp_path / "at-4", resumed.state_shapes(), URL))
     assert steps(resumed, range(4, 10)) == uninterrupted
     resumed.save_state(tmp_path / "again")
     want, got = tensors(tmp_path / "at-10"), tensors(tmp_path / "again")
     assert all(torch.equal(want[key], got[key]) for key in {**want, **got})
-    assert StoredState(tmp_path / "again", resumed.state_shapes()).step == 10
+    assert StoredState(tmp_path / "again", resumed.state_shapes(), URL).step == 10
 
 
 def test_load_state_resumes_from_before_the_first_step(
@@ -102,7 +104,7 @@ def test_load_state_resumes_from_before_the_first_step(
     strategy = make_strategy()
     strategy.save_state(tmp_path)
     first = steps(strategy, range(3))
-    strategy.load_state(StoredState(tmp_path, strategy.state_shapes()))
+    strategy.load_state(StoredState(tmp_path, strategy.state_shapes(), URL))
     assert steps(strategy, range(3)) == first == steps(make_strategy(), range(3))
 
 
@@ -123,7 +125,7 @@ def test_load_state_restores_moments_that_matter(make_strategy: Callable[..., To
 @pytest.mark.parametrize("readers", [1, 2, 3, 5])
 def test_stored_state_reads_what_any_number_of_ranks_wrote(tmp_path: Path, writers: int, readers: int) -> None:
     full = make_state(tmp_path, writers)
-    stored = StoredState(tmp_path, SHAPES)
+    stored = StoredState(tmp_path, SHAPES, URL)
     assert stored.step == 17
     for name, shape in SHAPES.items():
         count = math.prod(shape)
@@ -135,7 +137,7 @@ def test_stored_state_reads_what_any_number_of_ranks_wrote(tmp_path: Path, write
             assert torch.equal(torch.cat(parts), want.flatten())
             assert torch.equal(stored.read(kind, name), want)
     for rank in range(readers):
-        stored.verify(rank=rank, world_size=readers)
+        stored.verify(rank=rank, readers=readers)
 
 
 def test_assign_files_divides_tensors_between_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,22 +196,22 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 
 def test_stored_state_names_a_missing_state(tmp_path: Path) -> None:
-    with pytest.raises(CorruptState, match=rf"{STATE_FILE}: missing"):
-        StoredState(tmp_path, SHAPES)
+    with pytest.raises(CorruptState, match=rf"^{URL}/{STATE_FILE}: missing$"):
+        StoredState(tmp_path, SHAPES, URL)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 1}'])
 def test_stored_state_names_corrupt_contents(tmp_path: Path, text: str) -> None:
     (tmp_path / STATE_FILE).write_text(text)
-    with pytest.raises(CorruptState, match=rf"^{STATE_FILE}: corrupt \(.+\)$"):
-        StoredState(tmp_path, SHAPES)
+    with pytest.raises(CorruptState, match=rf"^{URL}/{STATE_FILE}: corrupt \(.+\)$"):
+        StoredState(tmp_path, SHAPES, URL)
 
 
 def test_stored_state_rejects_another_format(tmp_path: Path) -> None:
     make_state(tmp_path)
     edit(tmp_path, lambda content: content.update(format=2))
     with pytest.raises(UserError, match="training state of format 2, expected 1: another version of this program"):
-        StoredState(tmp_path, SHAPES)
+        StoredState(tmp_path, SHAPES, URL)
 
 
 @pytest.mark.parametrize(
@@ -221,11 +223,11 @@ def test_stored_state_rejects_another_format(tmp_path: Path) -> None:
 )
 def test_stored_state_rejects_another_model(tmp_path: Path, change: dict[str, tuple[int, ...]], message: str) -> None:
     make_state(tmp_path)
-    with pytest.raises(UserError, match=rf"{STATE_FILE}: the state of another model {message}"):
-        StoredState(tmp_path, SHAPES | change)
+    with pytest.raises(UserError, match=rf"^{URL}/{STATE_FILE}: the state of another model {message}"):
+        StoredState(tmp_path, SHAPES | change, URL)
     fewer = {name: shape for name, shape in SHAPES.items() if name != "bias"}
     with pytest.raises(UserError, match=r"\(bias: \[1\]; this model: no such parameter\)"):
-        StoredState(tmp_path, fewer)
+        StoredState(tmp_path, fewer, URL)
 
 
 def test_a_file_that_cannot_be_opened_for_now_is_neither_corrupt_nor_missing(
@@ -233,7 +235,7 @@ def test_a_file_that_cannot_be_opened_for_now_is_neither_corrupt_nor_missing(
 ) -> None:
     """As by a stale mount, or with too many open files. safetensors would say that there is none."""
     make_state(tmp_path)
-    stored = StoredState(tmp_path, SHAPES)
+    stored = StoredState(tmp_path, SHAPES, URL)
     opened = io.open
 
     def fail(file: Any, *arguments: Any, **options: Any) -> Any:
@@ -243,14 +245,14 @@ def test_a_file_that_cannot_be_opened_for_now_is_neither_corrupt_nor_missing(
 
     monkeypatch.setattr("builtins.open", fail)
     with pytest.raises(OSError, match="Stale"):
-        stored.verify(rank=0, world_size=2)
+        stored.verify(rank=0, readers=2)
 
 
 def test_stored_state_names_a_list_of_files_that_lacks_a_tensor(tmp_path: Path) -> None:
     make_state(tmp_path)
     edit(tmp_path, lambda content: next(iter(content["files"].values())).pop())
-    with pytest.raises(CorruptState, match=rf"^{STATE_FILE}: corrupt \('\w+/\w+'\)$"):
-        StoredState(tmp_path, SHAPES)
+    with pytest.raises(CorruptState, match=rf"^{URL}/{STATE_FILE}: corrupt \('\w+/\w+'\)$"):
+        StoredState(tmp_path, SHAPES, URL)
 
 
 def cut(path: Path) -> None:
@@ -281,7 +283,7 @@ def test_stored_state_names_a_corrupt_file(tmp_path: Path, damage: Callable[[Pat
     make_state(tmp_path)
     path = tmp_path / "state-00001-of-00002-000.safetensors"
     damage(path)
-    stored = StoredState(tmp_path, SHAPES)
-    stored.verify(rank=0, world_size=2)  # the other rank's files
-    with pytest.raises(CorruptState, match=rf"^{path.name}: {message}$"):
-        stored.verify(rank=1, world_size=2)
+    stored = StoredState(tmp_path, SHAPES, URL)
+    stored.verify(rank=0, readers=2)  # the other rank's files
+    with pytest.raises(CorruptState, match=rf"^{URL}/{path.name}: {message}$"):
+        stored.verify(rank=1, readers=2)

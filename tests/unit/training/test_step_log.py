@@ -67,9 +67,18 @@ def test_step_log_continues_the_run_of_its_trackers(
     write_steps(open_log(storage, 6), 6, 9)
     assert opened == [("run-f00d", 0, {}), ("run-f00d", 6, {"wandb": "id"})]
     log = open_log(storage, 10)
-    log.artifact.fs.pipe_file(f"{log.artifact.path}/trackers.json", b"")
-    with pytest.raises(UserError, match=r"trackers.json: corrupt; delete .*/checkpoint-f00d and run again"):
-        open_log(storage, 10)
+    file = f"{log.artifact.path}/trackers.json"
+    for content in (b"", b"[]", b'{"wandb": {}}'):
+        log.artifact.fs.pipe_file(file, content)
+        with pytest.raises(UserError) as caught:
+            open_log(storage, 10)
+        assert str(caught.value) == (
+            f"{storage}/checkpoint-f00d/trackers.json: corrupt; delete this file: training continues, with a new run "
+            f"in each tracker (runtime.trackers)"
+        )
+    log.artifact.fs.rm_file(file)
+    open_log(storage, 10)
+    assert opened[-1] == ("run-f00d", 10, {})
 
 
 def test_step_log_removes_steps_after_the_checkpoint(storage: str, opened: list[Any]) -> None:
@@ -139,17 +148,21 @@ def test_step_log_opens_the_trackers_of_a_new_run_and_continues_a_run_without_th
 ) -> None:
     ids = {"mlflow": "7"}
 
+    made: list[Tracker] = []
+
     def open_tracker(name: str, run: TrackedRun) -> Tracker:
         if name == "wandb":
             raise ConnectionError("the server\nis away")
         run.ids.update(ids)
-        return Tracker(name, fails_from=99)
+        made.append(Tracker(name, fails_from=99))
+        return made[-1]
 
     monkeypatch.setattr(step_log, "open_tracker", open_tracker)
     reason = "runtime.trackers: wandb cannot be opened (ConnectionError: the server is away)"
     with pytest.raises(UserError) as caught:
         open_log(storage, 0, ("mlflow", "wandb"))
     assert str(caught.value) == reason
+    assert made[0].closed.is_set()
     write_steps(open_log(storage, 0, ("mlflow",)), 0, 3)
     for step in (0, 4):  # also before its first checkpoint, it is a run that trackers know
         warned.clear()

@@ -42,9 +42,12 @@ def test_best_takes_the_first_of_equal_candidates() -> None:
     assert best(candidates).genome == (1.0,)
 
 
+@pytest.mark.parametrize("step", [{}, {"mutation_step": 0.05}], ids=["default step", "larger step"])
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_genetic_search_finds_a_planted_curve_and_beats_random_search_of_equal_budget(seed: int) -> None:
-    genetic = search(settings_with(mutation_step=0.05), seed)
+def test_genetic_search_finds_a_planted_curve_and_beats_random_search_of_equal_budget(
+    seed: int, step: dict[str, float]
+) -> None:
+    genetic = search(settings_with(**step), seed)
     random = search(settings_with(strategy="random"), seed)
     assert len(genetic) == len(random) == 64 + 39 * 32
     assert -best(genetic).fitness < 0.01

@@ -11,6 +11,7 @@ from pipelines.checks import machine_checks, setting_warnings
 from pipelines.checks.pending_run import PendingRun
 from pipelines.checks.setting_warnings import warn_of_settings
 from pipelines.cli import command_line
+from pipelines.commands import COMMANDS
 from pipelines.plan import make_plan
 from pipelines.provenance import Provenance, record_provenance
 from pos2distill import hardware
@@ -95,6 +96,18 @@ def test_warn_of_settings_names_those_of_a_method_that_is_not_chosen(
     recipe = make_recipe(**settings)
     assert warnings_of(recipe) == [line]
     assert warnings_of(recipe) == []  # as for the next study of a sweep
+
+
+@pytest.mark.parametrize("command", ["sample", "distill", "evaluate", "study"])
+def test_warn_of_settings_names_a_method_of_evaluations_where_nothing_is_evaluated(
+    make_recipe: Make, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    recipe = make_recipe(inference={"method": "reorder"})
+    warn_of_settings(recipe, COMMANDS[command].stages(make_plan(recipe)))
+    assert capsys.readouterr().err == (command in ("sample", "distill")) * (
+        "warning: inference.method: reorder changes evaluations alone; samples and training are those of the plain "
+        "model\n"
+    )
 
 
 @pytest.mark.parametrize(("rate", "warned"), [(1e6, True), (0.1, True), (1e-2, False)])

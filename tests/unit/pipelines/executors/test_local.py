@@ -84,7 +84,7 @@ def test_list_of_saved_states_is_written_once_the_storage_answers(
     saved = tmp_path / "state"
     saved.mkdir()
     session.save_checkpoint(3, saved)
-    assert [name[:8] for name in local.saved_folders(session.checkpoint)] == ["00000003"]
+    assert list(local.saved_folders(session.checkpoint).values()) == [3]
     assert "no route to host; workers wait until the storage answers" in capsys.readouterr().err
 
 
@@ -100,7 +100,7 @@ def save(session: LocalSession, folder: Path) -> str:
     folder.mkdir()
     (folder / "state.json").write_text("{}")
     session.save_checkpoint(3, folder)
-    return local.saved_folders(session.checkpoint)[-1]
+    return list(local.saved_folders(session.checkpoint))[-1]
 
 
 def test_a_list_of_states_that_cannot_be_read_for_now_is_not_an_empty_one(
@@ -120,7 +120,7 @@ def test_a_list_of_states_that_cannot_be_read_for_now_is_not_an_empty_one(
         patched.setattr(os.path, "exists", lambda path: not str(path).endswith("latest.json"))
         with pytest.raises(OSError, match="Stale"):
             local.saved_folders(session.checkpoint)
-    assert local.saved_folders(session.checkpoint) == [name]
+    assert list(local.saved_folders(session.checkpoint)) == [name]
 
 
 def test_a_local_state_is_on_the_disk_before_the_list_names_it(
@@ -154,4 +154,7 @@ def test_a_state_that_is_missing_in_a_remote_storage_is_an_empty_folder(
     session.checkpoint = make_plan(make_recipe(runtime={"storage": f"memory://{uuid.uuid4().hex}"})).distill.artifact
     with session.opened_state("00000003-gone", tmp_path) as folder:
         assert not list(folder.iterdir())
+    assert not list(tmp_path.glob("resume"))
+    with pytest.raises(MemoryError), session.opened_state("00000003-gone", tmp_path):
+        raise MemoryError
     assert not list(tmp_path.glob("resume"))

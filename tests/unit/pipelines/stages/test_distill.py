@@ -16,12 +16,12 @@ from tests.support.commands import run_distill, run_study
 
 Make = Callable[..., Recipe]
 
-# Relative to the artifact: the lists of training states that the executors keep.
+# Relative to the artifact: the lists of training states that the executors keep, here of one before the first step.
 STATES = {
-    "local": ("training/local/latest.json", json.dumps(["00000003-abcd"])),
+    "local": ("training/local/latest.json", json.dumps(["00000000-abcd"])),
     "ray": (
         "training/checkpoint_manager_snapshot.json",
-        json.dumps({"checkpoint_results": [{"checkpoint_dir_name": "checkpoint_1"}]}),
+        json.dumps({"checkpoint_results": [{"checkpoint_dir_name": "checkpoint_1", "metrics": {"step": 0}}]}),
     ),
 }
 

@@ -238,7 +238,7 @@ def test_a_corrupt_record_is_named(make_recipe: Make) -> None:
     )
 
 
-def test_a_corrupt_record_without_a_model_costs_nothing(make_recipe: Make) -> None:
+def test_a_corrupt_record_of_samples_is_deleted_alone(make_recipe: Make) -> None:
     _, plan = chosen(make_recipe)
     samples = plan.first_sample.artifact
     (Path(samples.path) / "made_from.json").write_text("[]")
@@ -253,7 +253,10 @@ def test_an_empty_folder_is_of_no_earlier_checkpoint(make_recipe: Make) -> None:
     """As of a run that was killed when it had made the folder."""
     recipe = make_recipe(runtime=LOCAL, method={"name": "r1-on-policy", "rounds": 2})
     plan = make_plan(recipe)
-    folder_of(plan.rounds[1].sample).mkdir(parents=True)
+    folder = folder_of(plan.rounds[1].sample)
+    folder.mkdir(parents=True)
+    assert changed_input(plan.rounds[1].sample) is None
+    (folder / "made_from.json.1f2e.partial").touch()  # killed a little later
     assert changed_input(plan.rounds[1].sample) is None
 
 
@@ -288,6 +291,25 @@ def test_inspect_warns_of_answers_of_an_earlier_checkpoint(
     for run in (recipe.storage, answers.url):
         open_artifact(run, [[answers.name]])
         assert capsys.readouterr().err == warning
+    # A corrupt record keeps nobody from looking at the answers.
+    (Path(answers.path) / "made_from.json").write_text("[]")
+    open_artifact(answers.url, [[answers.name]])
+    assert capsys.readouterr().err == ""
+
+
+def test_inspect_says_which_command_answers_another_task_again(
+    make_recipe: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_recipe(name="small", data={"documents": 3, "eval_examples": 2}, method={"k": 2})
+    other = (tmp_path / "recipe.yaml").rename(tmp_path / "small.yaml")
+    recipe = make_recipe(runtime=LOCAL, evaluation={"also_evaluate": [str(other)]})
+    run_study(recipe)
+    plan = make_plan(recipe)
+    retrain(plan)
+    capsys.readouterr()
+    answers = plan.other_tasks["small"].evaluate_distilled.artifact
+    open_artifact(recipe.storage, [[answers.name]], "small")
+    assert capsys.readouterr().err.endswith("which has been trained again since; run `study` again\n")
 
 
 @pytest.mark.parametrize("command", [run_evaluate, run_analyze])
@@ -328,12 +350,14 @@ def test_a_slot_that_is_missing_is_measured_again_by_the_command_that_needs_it(m
 def test_a_checkpoint_of_another_slot_than_is_measured_now_is_not_analyzed(
     make_recipe: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command itself measures it again."""
+    """The command itself measures it again. What was made with the earlier slot stays."""
     method = {"advantageous_slot": "auto", "auto_examples": 2, "auto_slots": 2}
     recipe = make_recipe(runtime=LOCAL, method=method, analysis={"examples": 2})
-    run_distill(recipe)
+    run_study(recipe)
     plan = make_plan(recipe)
     assert plan.choose_slot is not None
+    assert plan.analyze_base is not None
+    assert plan.analyze_distilled is not None
     (trained_with,) = manifest_of(plan.choose_slot)["details"]["slots"]
     shutil.rmtree(folder_of(plan.choose_slot))
     publish = Artifact.publish
@@ -348,7 +372,8 @@ def test_a_checkpoint_of_another_slot_than_is_measured_now_is_not_analyzed(
         UserError, match=rf"^{plan.distill.artifact.url}: made from an earlier slot-.*, and run `study`"
     ):
         run_analyze(recipe)
-    assert not folder_of(plan.evaluate_distilled).exists()
+    assert plan.analyze_base.artifact.is_finished
+    assert plan.analyze_distilled.artifact.is_finished
 
 
 def test_evaluate_needs_no_checkpoint_of_an_earlier_round(make_recipe: Make) -> None:

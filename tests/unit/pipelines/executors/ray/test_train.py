@@ -1,3 +1,4 @@
+import asyncio
 import errno
 import io
 import json
@@ -14,12 +15,15 @@ import pyarrow as pa
 import pyarrow.fs
 import pytest
 import ray.train
-from ray.train import Checkpoint
+from ray.train import Checkpoint, CheckpointConfig
 from ray.train.v2._internal.constants import ENABLE_PREEMPTION_WATCHER_ENV_VAR
+from ray.train.v2._internal.exceptions import CheckpointManagerInitializationError
+from ray.train.v2._internal.execution.checkpoint.checkpoint_manager import CheckpointManager
 from ray.train.v2._internal.execution.storage import StorageContext
+from ray.train.v2._internal.execution.training_report import _TrainingReport
 
 from pipelines.executors.ray import actors, data, train
-from pipelines.executors.ray.states import arrow_filesystem, remove_unlisted_states
+from pipelines.executors.ray.states import arrow_filesystem, listed_states, repair_states
 from pipelines.executors.ray.train import RaySession, train_function
 from pipelines.plan import make_plan
 from pos2distill.config import PoolSection, Recipe
@@ -27,6 +31,7 @@ from pos2distill.environment import disable_preemption_watcher
 from pos2distill.errors import MachineError, TransientError, UserError
 from pos2distill.sampling.operators import ActorOperator
 from pos2distill.store import retry
+from pos2distill.store.artifacts import Artifact
 from pos2distill.store.retry import retry_while_unreachable
 from pos2distill.training.distributed import DistContext
 from tests.support.paths import ODD_NAME
@@ -97,6 +102,12 @@ def test_arrow_filesystem_writes_a_local_list_whole_or_not_at_all(
         write(b"third")
     assert Path(path).read_bytes() == b"second" * 1000
     assert [each.name for each in Path(artifact.path).iterdir()] == ["checkpoint_manager_snapshot.json"]
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
+    with pytest.raises(OSError, match="Input/output error"):
+        write(b"fourth")
+    assert Path(path).read_bytes() == b"second" * 1000
+    assert [each.name for each in Path(artifact.path).iterdir()] == ["checkpoint_manager_snapshot.json"]
 
 
 class FullDisk(io.FileIO):
@@ -148,14 +159,14 @@ def test_an_error_of_a_worker_keeps_its_kind(kind: type[UserError], monkeypatch:
 def test_states_that_are_not_listed_are_removed(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
     artifact = make_plan(make_recipe(runtime={"storage": str(tmp_path / ODD_NAME)})).distill.artifact
     folder = Path(artifact.path) / "training"
-    remove_unlisted_states(artifact)  # a new run has no states
+    repair_states(artifact)  # a new run has no states
     for name in ("checkpoint_1", "checkpoint_2", "checkpoint_3"):
         (folder / name).mkdir(parents=True)
         (folder / name / "state").write_text("state")
     (folder / "checkpoint_manager_snapshot.json").write_text(
-        json.dumps({"checkpoint_results": [{"checkpoint_dir_name": "checkpoint_2"}]})
+        json.dumps({"checkpoint_results": [{"checkpoint_dir_name": "checkpoint_2", "metrics": {"step": 6}}]})
     )
-    remove_unlisted_states(artifact)
+    repair_states(artifact)
     assert sorted(path.name for path in folder.iterdir()) == ["checkpoint_2", "checkpoint_manager_snapshot.json"]
 
 
@@ -168,29 +179,78 @@ def test_a_corrupt_list_of_states_is_named(make_recipe: Callable[..., Recipe], c
     with pytest.raises(
         UserError, match=r"checkpoint_manager_snapshot.json: corrupt; remove .*/training to train again"
     ):
-        remove_unlisted_states(artifact)
+        repair_states(artifact)
     assert (folder / "checkpoint_1").exists()
 
 
-def test_a_listed_state_that_is_missing_is_named(make_recipe: Callable[..., Recipe]) -> None:
-    """Ray Train would not start, with an error of its own."""
+@pytest.fixture
+def saved_states(make_recipe: Callable[..., Recipe]) -> tuple[Artifact, Callable[[], CheckpointManager]]:
+    """A checkpoint with the states of three steps, listed by Ray Train itself, and Ray Train's view of them."""
     artifact = make_plan(make_recipe()).distill.artifact
-    folder = Path(artifact.path) / "training"
-    folder.mkdir(parents=True)
-    listed = [{"checkpoint_dir_name": "checkpoint_1"}]
-    (folder / "checkpoint_manager_snapshot.json").write_text(json.dumps({"checkpoint_results": listed}))
+    artifact.fs.makedirs(artifact.path)
+    storage = StorageContext(artifact.path, "training", storage_filesystem=arrow_filesystem(artifact))
+
+    def manager() -> CheckpointManager:
+        return CheckpointManager(CheckpointConfig(), storage)
+
+    async def register() -> None:
+        states = manager()
+        for step in (3, 6, 9):
+            name = f"checkpoint_{step}"
+            (Path(artifact.path) / "training" / name).mkdir(parents=True)
+            state = Checkpoint(storage.build_checkpoint_path_from_name(name), storage.storage_filesystem)
+            states.register_checkpoint(_TrainingReport(checkpoint=state, metrics={"step": step}, validation=False))
+
+    asyncio.run(register())
+    assert listed_states(artifact) == {"checkpoint_3": 3, "checkpoint_6": 6, "checkpoint_9": 9}
+    return artifact, manager
+
+
+@pytest.mark.parametrize("missing", [[9], [6], [3, 9]])
+def test_ray_train_continues_from_another_state_if_a_listed_one_is_missing(
+    saved_states: tuple[Artifact, Callable[[], CheckpointManager]],
+    missing: list[int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    artifact, manager = saved_states
+    for step in missing:
+        (Path(artifact.path) / "training" / f"checkpoint_{step}").rmdir()
+    with pytest.raises(CheckpointManagerInitializationError):
+        manager()
+    repair_states(artifact)
+    url = f"{artifact.url}/training"
+    assert capsys.readouterr().err == "".join(
+        f"warning: {url}/checkpoint_{step}: missing, but listed in checkpoint_manager_snapshot.json; training "
+        f"continues from another state\n"
+        for step in missing
+    )
+    left = [step for step in (3, 6, 9) if step not in missing]
+    assert list(listed_states(artifact).values()) == left
+    latest = manager().latest_checkpoint_result
+    assert latest is not None
+    assert latest.metrics == {"step": left[-1]}
+
+
+def test_states_that_are_all_missing_are_named(
+    saved_states: tuple[Artifact, Callable[[], CheckpointManager]],
+) -> None:
+    artifact, _ = saved_states
+    for state in (Path(artifact.path) / "training").glob("checkpoint_?"):
+        state.rmdir()
     with pytest.raises(UserError) as caught:
-        remove_unlisted_states(artifact)
+        repair_states(artifact)
     assert str(caught.value) == (
-        f"{artifact.url}/training/checkpoint_1: missing, but listed in checkpoint_manager_snapshot.json; remove "
+        f"{artifact.url}/training/checkpoint_3: missing, but listed in checkpoint_manager_snapshot.json; remove "
         f"{artifact.url}/training to train again from the samples"
     )
+    assert len(listed_states(artifact)) == 3
 
 
 @pytest.fixture
 def session() -> RaySession:
     made = object.__new__(RaySession)  # the constructor asks Ray Train for the worker's rank
-    made.dist, made.local_rank, made.node_rank, made.is_local = DistContext(), 0, 0, False
+    made.dist, made.local_rank, made.local_world_size = DistContext(), 0, 1
+    made.node_rank, made.is_local = 0, False
     made.states_url = "s3://bucket/checkpoint-1/training"
     return made
 
@@ -204,6 +264,12 @@ def test_opened_state_of_a_remote_storage_is_copied_to_scratch_and_removed(sessi
         assert session.state_url(Checkpoint(folder, filesystem)) == "s3://bucket/checkpoint-1/training/checkpoint"
         assert copy.is_relative_to(tmp_path)
         assert (copy / "state.json").read_bytes() == b"{}"
+    assert not list(tmp_path.iterdir())
+    with (
+        pytest.raises(UserError, match="another model"),
+        session.opened_state(Checkpoint(folder, filesystem), tmp_path),
+    ):
+        raise UserError("the state of another model")
     assert not list(tmp_path.iterdir())
 
 
@@ -257,6 +323,8 @@ def upload(
         storage = StorageContext(
             f"/{uuid.uuid4().hex}", experiment_dir_name="training", storage_filesystem=pyarrow.fs.PyFileSystem(files)
         )
+        if session.is_local:
+            storage = StorageContext(str(tmp_path / "run"), experiment_dir_name="training")
         files.errors = list(errors)
         monkeypatch.setattr(train, "get_train_context", lambda: SimpleNamespace(storage_context=storage))
         session.save_checkpoint(3, folder)
@@ -280,6 +348,18 @@ def test_save_checkpoint_uploads_again_after_an_outage(upload: Callable[..., tup
     with stored.as_directory() as copy:
         assert (Path(copy) / "state.json").read_text() == "{}"
     assert lines == ["[Errno 16] Please reduce your request rate.; workers wait until the storage answers"]
+
+
+def test_a_state_in_a_mounted_storage_is_on_the_disk_before_it_is_listed(
+    upload: Callable[..., tuple[Checkpoint, list[str]]], session: RaySession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(train, "sync", synced.extend)
+    session.is_local = True
+    stored, _ = upload()
+    folder = Path(stored.path)
+    assert (folder / "state.json").read_text() == "{}"
+    assert synced == [folder / "state.json", folder]
 
 
 def test_save_checkpoint_raises_what_will_not_pass(upload: Callable[..., tuple[Checkpoint, list[str]]]) -> None:
