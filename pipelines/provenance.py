@@ -20,6 +20,7 @@ from pos2distill.errors import UserError
 from pos2distill.hardware import describe_hardware
 from pos2distill.secrets import MASK, looks_secret
 from pos2distill.store.artifacts import Artifact
+from pos2distill.store.files import read_if_any
 from pos2distill.urls import storage_errors
 
 from .artifact_names import SAMPLES
@@ -125,13 +126,12 @@ def read_provenance(artifact: Artifact) -> Provenance | None:
     Raises:
         UserError: if the record is corrupt.
     """
-    path = f"{artifact.path}/{_FILE}"
     with storage_errors(artifact.url, "runtime.storage"):
-        if not artifact.fs.exists(path):
-            path = f"{artifact.path}/{UNFINISHED_FILE}"
-        if not artifact.fs.exists(path):
-            return None
-        content = artifact.fs.cat_file(path)
+        content = read_if_any(artifact.fs, f"{artifact.path}/{_FILE}")
+        if content is None:
+            content = read_if_any(artifact.fs, f"{artifact.path}/{UNFINISHED_FILE}")
+    if content is None:
+        return None
     try:
         return _PROVENANCE.validate_json(content)
     except ValueError:

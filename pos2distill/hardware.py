@@ -84,8 +84,8 @@ def cpu_is_faster_in_bfloat16(cpu_info: Path = _CPU_INFO) -> bool:
         return False
     text = cpu_info.read_text(encoding="utf-8")
     flags = _cpu_flags(text)
-    # With avx512_bf16 and no AMX, torch 2.13's products were 2.3 times as fast in bfloat16 as in float32 on an AMD Zen
-    # 4, and half as fast on an Intel Xeon (benchmarks/real/README.md).
+    # With avx512_bf16 and no AMX, torch 2.13's products were 2.1 to 2.3 times as fast in bfloat16 as in float32 on an
+    # AMD Zen 4, and half as fast on an Intel Xeon (benchmarks/real/README.md).
     if "avx512_bf16" in flags and "AuthenticAMD" in text:
         return True
     return _BFLOAT16_FLAGS.get(platform.machine()) in flags

@@ -85,7 +85,7 @@ def _unused_inference(study: Study, pending: Sequence[Stage]) -> Iterator[str]:
     inference = study.inference
     if inference.spec.only_evaluated and pending and not any(stage.artifact.name in SCORES for stage in pending):
         yield (
-            f"inference.method: {inference.method} changes evaluations alone; samples and training are those of the "
+            f"inference.method: {inference.method} changes only evaluations; samples and training are those of the "
             f"plain model"
         )
 

@@ -67,6 +67,7 @@ def add_browsing(add_command: Callable[[str, str, str], argparse.ArgumentParser]
     push.add_argument(
         "--private", action="store_true", help="create a private repository; an existing public one is an error"
     )
+    push.add_argument("--dry-run", action="store_true", help="list the files and their sizes, and upload nothing")
     for command in (runs, compare, export, push):
         command.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -270,8 +271,17 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _push(options: argparse.Namespace) -> None:
-    from ..results.hub import push_checkpoint
+    from ..results.hub import list_pushed, push_checkpoint
 
+    if options.dry_run:
+        files = list_pushed(options.run, options.repository)
+        if options.json:
+            print(json.dumps({"files": files}))
+            return
+        for name, size in files.items():
+            print(f"{size / 1e6:12,.3f} MB  {name}")
+        print(f"{sum(files.values()) / 1e6:12,.3f} MB  in {len(files)} files, to {options.repository}")
+        return
     url = push_checkpoint(options.run, options.repository, private=options.private)
     print(json.dumps({"url": url}) if options.json else url)
 

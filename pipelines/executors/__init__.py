@@ -5,9 +5,9 @@ from typing import assert_never
 from pos2distill.config import Runtime
 from pos2distill.store.artifacts import Artifact
 
-from .local import LocalExecutor, saved_folders
+from .local import LOCAL_STATES, LocalExecutor
 from .protocol import Executor
-from .ray.states import listed_states
+from .ray.states import RAY_STATES
 
 
 def build_executor(runtime: Runtime) -> Executor:
@@ -27,5 +27,5 @@ def saved_steps(checkpoint: Artifact) -> dict[str, int]:
     Raises:
         UserError: if a list is corrupt.
     """
-    found = {"local": list(saved_folders(checkpoint).values()), "ray": list(listed_states(checkpoint).values())}
-    return {name: steps[-1] for name, steps in found.items() if steps}
+    found = {"local": LOCAL_STATES.present(checkpoint), "ray": RAY_STATES.present(checkpoint)}
+    return {name: list(states.values())[-1] for name, states in found.items() if states}

@@ -7,7 +7,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,21 +17,20 @@ import pyarrow as pa
 import pydantic
 
 from pos2distill.config import PoolSection, Runtime
-from pos2distill.errors import CorruptPart, TransientError, UserError, warn
-from pos2distill.literal_paths import download, list_matching, remove
+from pos2distill.errors import CorruptPart, TransientError, warn
+from pos2distill.literal_paths import download
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.sampling.blocks import batches_of
 from pos2distill.sampling.operators import ActorOperator, Operator
-from pos2distill.store.artifacts import Artifact
 from pos2distill.store.checkpoint_layout import STATE_FOLDER
 from pos2distill.store.files import sync_folder
 from pos2distill.store.retry import retry_while_unreachable
 from pos2distill.training.job import TrainingJob, TrainingOutcome
-from pos2distill.urls import storage_errors
 
 from ..progress_bar import show_progress
 from ..run_coordinator import ProgressSpec, RunCoordinator
 from .protocol import ActorCalls, Coordinator, Stream
+from .state_list import StateList
 
 # A folder apart from Ray Train's state, because the executors list their saved states in different ways.
 _STATE = f"{STATE_FOLDER}/local"
@@ -93,8 +92,7 @@ class LocalExecutor:
         """See `Executor.train`."""
         from pos2distill.training.worker import run_worker
 
-        with storage_errors(job.checkpoint.url, "runtime.storage"):
-            remove_unlisted_folders(job.checkpoint)
+        LOCAL_STATES.repair(job.checkpoint)
         for restart in range(job.runtime.trainers.max_restarts + 1):
             # `blocks()` is called for each attempt: a restart samples only what the store lacks by then.
             samples = self.map(stream.blocks(), stream.operators, label="sampling", coordinator=coordinator)
@@ -210,7 +208,7 @@ class LocalSession:
         from pos2distill.training.distributed import DistContext
 
         self.dist = DistContext()
-        self.local_rank, self.local_world_size = 0, 1
+        self.local_rank, self.state_reader = 0, (0, 1)
         self.device = torch.device("cuda" if job.runtime.trainers.gpus else "cpu")
         self.checkpoint = job.checkpoint
         self.keep = job.runtime.checkpoints.keep
@@ -238,7 +236,7 @@ class LocalSession:
 
     def saved_states(self) -> Iterator[str]:
         """See `WorkerSession.saved_states`. Yields names of folders."""
-        yield from reversed(list(saved_folders(self.checkpoint)))
+        yield from reversed(LOCAL_STATES.read(self.checkpoint))
 
     def state_url(self, state: str) -> str:
         """See `WorkerSession.state_url`."""
@@ -273,7 +271,7 @@ class LocalSession:
 
         retry_while_unreachable(upload, self.warn)
         shutil.rmtree(folder)
-        saved = [*saved_folders(self.checkpoint), name]
+        saved = [*LOCAL_STATES.read(self.checkpoint), name]
         retry_while_unreachable(
             lambda: self.checkpoint.write_json(f"{_STATE}/{_LATEST}", saved[-self.keep :]), self.warn
         )
@@ -298,29 +296,12 @@ class LocalSession:
         self.coordinator.count_step(samples, steps, loss)
 
 
-def saved_folders(checkpoint: Artifact) -> dict[str, int]:
-    """The saved training states, the oldest first: their names and steps.
-
-    Raises:
-        UserError: if their list is corrupt, with what to do.
-    """
-    try:
-        content = checkpoint.fs.cat_file(f"{checkpoint.path}/{_STATE}/{_LATEST}")
-    except (FileNotFoundError, NotADirectoryError):  # not `exists`, which says no of a file that it cannot look at
-        return {}
-    try:
-        return {name: int(name.partition("-")[0]) for name in _NAMES.validate_json(content)}
-    except ValueError:
-        raise UserError(
-            f"{checkpoint.url}/{_STATE}/{_LATEST}: corrupt; remove {checkpoint.url}/{STATE_FOLDER} to train again from "
-            f"the samples"
-        ) from None
+def _parse(content: bytes) -> dict[str, int]:
+    return {name: int(name.partition("-")[0]) for name in _NAMES.validate_json(content)}
 
 
-def remove_unlisted_folders(checkpoint: Artifact) -> None:
-    """Remove states whose upload was cut off: they would fill the disk, and nothing reads them."""
-    saved = saved_folders(checkpoint)
-    for path in list_matching(checkpoint.fs, f"{checkpoint.path}/{_STATE}", "*", with_folders=True):
-        name = path.rstrip("/").rpartition("/")[2]
-        if name not in {_LATEST, *saved}:
-            remove(checkpoint.fs, path)
+def _without(content: bytes, missing: Collection[str]) -> bytes:
+    return _NAMES.dump_json([name for name in _NAMES.validate_json(content) if name not in missing])
+
+
+LOCAL_STATES = StateList(_STATE, _LATEST, "*", _parse, _without)

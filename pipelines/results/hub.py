@@ -43,11 +43,7 @@ def push_checkpoint(run: str, repository: str, *, private: bool = False) -> str:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError
 
-    if repository.count("/") != 1:
-        raise UserError(f"{repository}: expected OWNER/NAME on the hub (it has no '/', or several)")
-    artifact = open_artifact(run, [[CHECKPOINT]], newest=False)
-    if not artifact.fs.exists(f"{artifact.path}/{MODEL_FOLDER}/{MODEL_CARD}"):
-        raise UserError(f"{artifact.url}: has no model card yet; run `report` with its recipe first")
+    artifact = _pushed_checkpoint(run, repository)
     hub = HfApi()
     try:
         with _hub_errors(hub.endpoint):
@@ -76,6 +72,36 @@ def push_checkpoint(run: str, repository: str, *, private: bool = False) -> str:
     except HFValidationError as error:
         raise UserError(f"{repository}: expected OWNER/NAME on the hub ({str(error).rstrip('.')})") from None
     return str(commit.repo_url)
+
+
+def list_pushed(run: str, repository: str) -> dict[str, int]:
+    """The files that `push_checkpoint` would upload: their names in the repository and bytes. Asks no hub.
+
+    Raises:
+        UserError: as `push_checkpoint`, before it asks the hub.
+    """
+    artifact = _pushed_checkpoint(run, repository)
+    files: dict[str, int] = {}
+    # The model at the top of the repository, the adapter in its folder.
+    for folder, target in ((MODEL_FOLDER, ""), (ADAPTER_FOLDER, f"{ADAPTER_FOLDER}/")):
+        root = f"{artifact.path}/{folder}"
+        found = artifact.fs.find(root, detail=True)
+        files |= {f"{target}{path[len(root) + 1 :]}": entry["size"] for path, entry in sorted(found.items())}
+    return files
+
+
+def _pushed_checkpoint(run: str, repository: str) -> Artifact:
+    """The checkpoint that is uploaded.
+
+    Raises:
+        UserError: if the repository's name is not OWNER/NAME, or there is no checkpoint with a model card.
+    """
+    if repository.count("/") != 1:
+        raise UserError(f"{repository}: expected OWNER/NAME on the hub (it has no '/', or several)")
+    artifact = open_artifact(run, [[CHECKPOINT]], newest=False)
+    if not artifact.fs.exists(f"{artifact.path}/{MODEL_FOLDER}/{MODEL_CARD}"):
+        raise UserError(f"{artifact.url}: has no model card yet; run `report` with its recipe first")
+    return artifact
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 
 from pos2distill.errors import UserError
 from pos2distill.store.artifacts import Artifact
+from pos2distill.store.files import read_if_any
 
 from ..artifact_names import CHECKPOINT, SAMPLES
 from .evaluate import slot_of_rank
@@ -153,11 +154,11 @@ def _read_record(artifact: Artifact, *, of_model: bool) -> dict[str, Any] | None
     Raises:
         UserError: if it is corrupt.
     """
+    content = read_if_any(artifact.fs, f"{artifact.path}/{RECORD}")
+    if content is None:
+        return None
     with contextlib.suppress(ValueError, RecursionError):
-        try:
-            record = json.loads(artifact.fs.cat_file(f"{artifact.path}/{RECORD}"))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        record = json.loads(content)
         if isinstance(record, dict):
             return record
     remedy = f"delete {artifact.url} and run again to make it again" if of_model else "delete this file and run again"

@@ -20,7 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 from pos2distill.errors import UserError
 from pos2distill.literal_paths import list_matching, remove
 from pos2distill.records import SCHEMA_VERSION
-from pos2distill.store.files import ROW_GROUP_SIZE, is_corrupt, read_table, write_json, write_table
+from pos2distill.store.files import ROW_GROUP_SIZE, is_corrupt, read_if_any, read_table, write_json, write_table
 from pos2distill.urls import open_url, storage_errors
 
 MANIFEST = "manifest.json"
@@ -119,14 +119,8 @@ class Artifact:
             raise
 
     def _manifest_bytes(self) -> bytes | None:
-        """None if there is none. Read, not asked for: fsspec says of a local file that is unreadable for now (a stale
-        mount) that it does not exist, and what was finished would be made again.
-        """
-        try:
-            content: bytes = self.fs.cat_file(f"{self.path}/{MANIFEST}")
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        return content
+        """The content of the manifest; None if there is none."""
+        return read_if_any(self.fs, f"{self.path}/{MANIFEST}")
 
     def _remove_unpublished(self) -> None:
         if self._manifest_bytes() is None and self.fs.exists(self.path):
@@ -175,10 +169,10 @@ class Artifact:
     def _with_earlier(self, seconds: Mapping[str, float]) -> dict[str, float]:
         """The seconds of this run and of all earlier ones, added up by name."""
         path = f"{self.path}/{_SECONDS_FILE}"
-        if not self.fs.exists(path):
-            return dict(seconds)
         with storage_errors(path, "runtime.storage"):
-            content = self.fs.cat_file(path)
+            content = read_if_any(self.fs, path)
+        if content is None:
+            return dict(seconds)
         try:
             before = _SECONDS.validate_json(content)
         except ValueError:

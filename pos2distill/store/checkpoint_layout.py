@@ -10,6 +10,11 @@ MODEL_CARD = "README.md"
 ADAPTER_FOLDER = "adapter"
 
 
+def train_again(checkpoint: Artifact) -> str:
+    """For a message on training state that cannot be used: what to do."""
+    return f"remove {checkpoint.url}/{STATE_FOLDER} to train again from the samples"
+
+
 def model_url(checkpoint: Artifact) -> str:
     """The folder of the model that a checkpoint holds."""
     return f"{checkpoint.url}/{MODEL_FOLDER}"

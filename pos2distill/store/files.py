@@ -91,6 +91,19 @@ def read_table(fs: fsspec.AbstractFileSystem, path: str, columns: list[str] | No
         return file.read(columns, use_threads=False)
 
 
+def read_if_any(fs: fsspec.AbstractFileSystem, path: str) -> bytes | None:
+    """The content of a file; None if there is none.
+
+    fsspec's `exists` also says no of a local file that cannot be looked at for now (a stale mount): what is finished
+    would be made again.
+    """
+    try:
+        content: bytes = fs.cat_file(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return content
+
+
 def write_json(fs: fsspec.AbstractFileSystem, path: str, value: Any) -> None:
     """Write indented JSON atomically."""
     write_bytes(fs, path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())

@@ -50,7 +50,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import ExitCode, TransientError
 from pos2distill.faults import error_text, fix_hint
-from pos2distill.store.files import write_bytes
+from pos2distill.store.files import read_if_any, write_bytes
 from pos2distill.store.storage import DRIVER_FILE
 from pos2distill.urls import open_url
 
@@ -178,7 +178,7 @@ def hold_lease(
         # Whatever the storage does, the body's own outcome counts; a file that stays names a process that has ended.
         if renewal.end():
             with contextlib.suppress(Exception):
-                if _is_ours(_read(fs, path), me):
+                if _is_ours(read_if_any(fs, path), me):
                     fs.rm_file(path)
 
     try:
@@ -193,7 +193,7 @@ def _acquire(fs: fsspec.AbstractFileSystem, path: str, me: _Holder, storage: str
     last_change = 0.0  # on this process's monotonic clock
     last_printed = ""
     while True:
-        data = _read(fs, path)
+        data = read_if_any(fs, path)
         if data is None:
             _create(fs, path, _to_bytes(me))
             if last_data is not None:
@@ -270,9 +270,9 @@ class _Renewal:
     def _is_still_ours(self) -> bool:
         """Reads once more if reading took long: this process may have been paused meanwhile, and replaced."""
         began = time.monotonic()
-        ours = _is_ours(_read(self.fs, self.path), self.me)
+        ours = _is_ours(read_if_any(self.fs, self.path), self.me)
         if ours and time.monotonic() - began > self.me.period:
-            return _is_ours(_read(self.fs, self.path), self.me)
+            return _is_ours(read_if_any(self.fs, self.path), self.me)
         return ours
 
     def _watch(self) -> None:
@@ -297,14 +297,6 @@ class _Renewal:
         self.on_lost(f"{self.storage}: {why}; this run stops; run the same command again to continue")
 
 
-def _read(fs: fsspec.AbstractFileSystem, path: str) -> bytes | None:
-    try:
-        data: bytes = fs.cat_file(path)
-    except FileNotFoundError:
-        return None
-    return data
-
-
 def _create(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
     """Write the file, unless it exists."""
     if isinstance(fs, LocalFileSystem):
@@ -317,7 +309,7 @@ def _create(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
     except OSError:
         # s3fs 2026.9 tells an existing file only by the answer of AWS to a single writer; AWS has another one for
         # writers at the same moment (409), and other stores leave out what it looks for.
-        if _read(fs, path) is None:
+        if read_if_any(fs, path) is None:
             raise
 
 

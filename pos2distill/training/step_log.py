@@ -10,7 +10,7 @@ import pydantic
 from pos2distill.errors import UserError, one_line
 from pos2distill.literal_paths import list_matching
 from pos2distill.store.checkpoint_layout import STEPS_FOLDER
-from pos2distill.store.files import write_bytes
+from pos2distill.store.files import read_if_any, write_bytes
 from pos2distill.store.retry import retry_while_unreachable
 from pos2distill.training.job import TrainingJob
 from pos2distill.training.session import WorkerSession
@@ -123,9 +123,8 @@ class StepLog:
         Raises:
             UserError: if the file with them is corrupt.
         """
-        try:
-            content = self.artifact.fs.cat_file(f"{self.artifact.path}/{_TRACKERS_FILE}")
-        except FileNotFoundError:  # not `exists`, which says no of a file that it cannot look at
+        content = read_if_any(self.artifact.fs, f"{self.artifact.path}/{_TRACKERS_FILE}")
+        if content is None:
             return None
         try:
             return _IDS.validate_json(content)

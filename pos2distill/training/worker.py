@@ -14,7 +14,7 @@ from pos2distill.models.load import load_prompt_builder, load_tokenizer
 from pos2distill.records import EXAMPLE_SCHEMA, sample_id_array
 from pos2distill.scratch import user_folder
 from pos2distill.store.artifacts import Artifact
-from pos2distill.store.checkpoint_layout import ADAPTER_FOLDER, MODEL_FOLDER, STATE_FOLDER
+from pos2distill.store.checkpoint_layout import ADAPTER_FOLDER, MODEL_FOLDER, train_again
 from pos2distill.store.files import allow_usual_access, sync_folder
 from pos2distill.store.retry import retry_while_unreachable
 from pos2distill.store.samples import SampleStore
@@ -49,7 +49,7 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> TrainingOutcome:
     with translate_model_oom_error(study, trainers):
         strategy = build_strategy(study, trainers, session.device, job.student_start)
         teacher = build_teacher(study, strategy.base_states, session.device)
-        progress = _resume(job, session, strategy, len(ids), scratch)
+        progress = resume(job, session, strategy, len(ids), scratch)
     with _step_log(job, session, progress.step, min(len(ids), study.wanted_samples)) as log:
         checkpointer = Checkpointer(job, session, strategy, log, progress.step, scratch)
         loader = BatchLoader(study, ids, SampleStore(job.samples), session.open_stream, session.dist)
@@ -101,7 +101,7 @@ def clear_scratch_folder(job: TrainingJob, session: WorkerSession) -> Path:
     return user_folder(name)
 
 
-def _resume(
+def resume(
     job: TrainingJob, session: WorkerSession, strategy: Strategy, samples: int, scratch: Path
 ) -> TrainingProgress:
     """Restore the newest training state that is intact; without any state, begin.
@@ -109,48 +109,50 @@ def _resume(
     Raises:
         UserError: if no saved state is intact, or one is of another model or run.
     """
-    remedy = f"remove {job.checkpoint.url}/{STATE_FOLDER} to train again from the samples"
     corrupt: list[CorruptState] = []
     for state in session.saved_states():
         with session.opened_state(state, scratch) as folder:
-            try:
-                stored, progress = _read_state(folder, session.state_url(state), session, strategy, samples)
-            except CorruptState as error:
-                corrupt.append(error)
-                continue
-            except UserError as error:
-                reword(error, f"{error}; {remedy}")
-                raise
-            strategy.load_state(stored)
-        if corrupt and session.dist.rank == 0:
-            session.warn(f"{corrupt[0]}; training continues from an earlier state, at step {progress.step}")
-        return progress
+            found = _read_state(folder, session.state_url(state), session, strategy, samples)
+            if not isinstance(found, UserError):
+                stored, progress = found
+                strategy.load_state(stored)
+        # Once the context has removed its copy of the state.
+        if isinstance(found, CorruptState):
+            corrupt.append(found)
+        elif isinstance(found, UserError):
+            raise _with_remedy(found, job.checkpoint)
+        else:
+            if corrupt and session.dist.rank == 0:
+                session.warn(f"{corrupt[0]}; training continues from an earlier state, at step {progress.step}")
+            return progress
     if corrupt:
-        reword(corrupt[0], f"{corrupt[0]}; {remedy}")
-        raise corrupt[0]
+        raise _with_remedy(corrupt[0], job.checkpoint)
     return TrainingProgress.at_start(samples)
+
+
+def _with_remedy(error: UserError, checkpoint: Artifact) -> UserError:
+    reword(error, f"{error}; {train_again(checkpoint)}")
+    return error
 
 
 def _read_state(
     folder: Path, url: str, session: WorkerSession, strategy: Strategy, samples: int
-) -> tuple[StoredState, TrainingProgress]:
-    """A saved training state. A collective: the workers of each node, which may have a copy, check all of its files.
+) -> tuple[StoredState, TrainingProgress] | UserError:
+    """A saved training state, or what is wrong with it. A collective, with the same outcome on all ranks.
 
-    Raises:
-        CorruptState: on all ranks, if a file is missing or corrupt.
-        UserError: on all ranks, if it is of another model, run or version.
+    The workers that read the same copy check all of its files together. A `CorruptState` has a missing or corrupt file;
+    another error says that the state is of another model, run or version.
     """
     found: UserError | None = None
+    rank, readers = session.state_reader
     try:
         stored = StoredState(folder, strategy.state_shapes(), url)
-        stored.verify(rank=session.local_rank, readers=session.local_world_size)
+        stored.verify(rank=rank, readers=readers)
         progress = TrainingProgress.load(folder, samples, url)
     except UserError as error:
         found = error
     errors = [error for error in session.dist.all_gather_object(found) if error is not None]
-    if errors:
-        raise errors[0]
-    return stored, progress
+    return errors[0] if errors else (stored, progress)
 
 
 def save_model(job: TrainingJob, session: WorkerSession, strategy: Strategy, scratch: Path) -> tuple[str, ...]:
@@ -193,7 +195,7 @@ def _artifact_folder(artifact: Artifact, name: str, session: WorkerSession, scra
         return
     allow_usual_access(folder)
     if artifact.is_local:
-        retry_while_unreachable(lambda: sync_folder(folder), session.warn)
+        sync_folder(folder)  # not again after an error: the system has discarded what it could not write
         return
 
     def upload() -> None:

@@ -5,7 +5,7 @@ Ray Train 2.60 uploads a state, then writes the list, then removes older states.
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs
 
-from pos2distill.errors import UserError, warn
-from pos2distill.literal_paths import list_matching, remove
+from pos2distill.literal_paths import remove
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.checkpoint_layout import STATE_FOLDER
-from pos2distill.store.files import sync_file, write_bytes
-from pos2distill.urls import storage_errors
+from pos2distill.store.files import sync_file
+
+from ..state_list import StateList
 
 _LIST = "checkpoint_manager_snapshot.json"
-_STATES = "checkpoint_"  # how the names of states begin
 
 
 def arrow_filesystem(artifact: Artifact) -> pyarrow.fs.FileSystem:
@@ -30,68 +29,27 @@ def arrow_filesystem(artifact: Artifact) -> pyarrow.fs.FileSystem:
     return pyarrow.fs.PyFileSystem(handler(artifact.fs))
 
 
-def repair_states(checkpoint: Artifact) -> None:
-    """Make the list and the states agree, as Ray Train 2.60 needs to start.
-
-    States that are not listed, since their upload was cut off, are removed: they would fill the disk. Listed states
-    that are missing are taken off the list, with a warning.
-
-    Raises:
-        UserError: if the list is corrupt, or all listed states are missing; with what to do.
-    """
-    folder = f"{checkpoint.path}/{STATE_FOLDER}"
-    with storage_errors(checkpoint.url, "runtime.storage"):
-        paths = list_matching(checkpoint.fs, folder, f"{_STATES}*", with_folders=True)
-        listed = listed_states(checkpoint)
-        states = {path.rstrip("/").rpartition("/")[2]: path for path in paths}
-        missing = [name for name in listed if name not in states]
-        if missing:
-            _take_off_list(checkpoint, missing)
-        for name, path in states.items():
-            if name not in {_LIST, *listed}:
-                remove(checkpoint.fs, path)
+def _parse(content: bytes) -> dict[str, int]:
+    state_list = json.loads(content)
+    states = state_list["checkpoint_results"]
+    if len(state_list["checkpoint_report_indices"]) != len(states):
+        raise ValueError("expected an index of each state")
+    return {str(state["checkpoint_dir_name"]): int(state["metrics"]["step"]) for state in states}
 
 
-def _take_off_list(checkpoint: Artifact, missing: Sequence[str]) -> None:
-    """Write the list without the missing states.
-
-    Raises:
-        UserError: if no state is left.
-    """
-    url, path = f"{checkpoint.url}/{STATE_FOLDER}", f"{checkpoint.path}/{STATE_FOLDER}/{_LIST}"
-    content = json.loads(checkpoint.fs.cat_file(path))
-    states = content["checkpoint_results"]
+def _without(content: bytes, missing: Collection[str]) -> bytes:
+    state_list = json.loads(content)
+    states = state_list["checkpoint_results"]
     left = [number for number, state in enumerate(states) if state["checkpoint_dir_name"] not in missing]
-    if not left:
-        raise UserError(f"{url}/{missing[0]}: missing, but listed in {_LIST}; {_remedy(checkpoint)}")
-    for name in missing:
-        warn(f"{url}/{name}: missing, but listed in {_LIST}; training continues from another state")
     # Two lists of the same length: the states, and when each was reported.
     for part in ("checkpoint_results", "checkpoint_report_indices"):
-        content[part] = [content[part][number] for number in left]
-    content["latest_checkpoint_result"] = states[left[-1]]
-    write_bytes(checkpoint.fs, path, json.dumps(content).encode())
+        state_list[part] = [state_list[part][number] for number in left]
+    state_list["latest_checkpoint_result"] = states[left[-1]]
+    return json.dumps(state_list).encode()
 
 
-def listed_states(checkpoint: Artifact) -> dict[str, int]:
-    """The states that a run can resume from, the oldest first: their names and steps.
-
-    Raises:
-        UserError: if the list is corrupt, with what to do.
-    """
-    try:
-        text = checkpoint.fs.cat_file(f"{checkpoint.path}/{STATE_FOLDER}/{_LIST}")
-    except FileNotFoundError:  # not `exists`, which says no of a file that it cannot look at
-        return {}
-    try:
-        states = json.loads(text)["checkpoint_results"]
-        return {str(state["checkpoint_dir_name"]): int(state["metrics"]["step"]) for state in states}
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"{checkpoint.url}/{STATE_FOLDER}/{_LIST}: corrupt; {_remedy(checkpoint)}") from None
-
-
-def _remedy(checkpoint: Artifact) -> str:
-    return f"remove {checkpoint.url}/{STATE_FOLDER} to train again from the samples"
+RAY_STATES = StateList(STATE_FOLDER, _LIST, "checkpoint_*", _parse, _without)
+"""Ray Train 2.60 does not start where a listed state is missing."""
 
 
 class _Files(pyarrow.fs.FSSpecHandler):  # type: ignore[misc]  # untyped
@@ -158,6 +116,9 @@ class _WholeFile:
             if not self.failed:
                 # Else the name could be on the disk before the content, and the list be empty after a power failure.
                 sync_file(self.file.fileno())
+            # Before the file takes its place: some mounts write only now, and may find that they cannot.
+            self.file.close()
+            if not self.failed:
                 os.replace(self.partial, self.path)
         finally:
             self.file.close()

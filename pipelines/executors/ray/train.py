@@ -44,7 +44,7 @@ from .errors import find_user_error
 from .messages import DriverMailbox
 from .preemption import PreemptionNotice
 from .session import stream_options, trainer_arguments
-from .states import arrow_filesystem, repair_states
+from .states import RAY_STATES, arrow_filesystem
 
 _STREAM = "samples"  # the stream's name among the data sets of Ray Train
 _POLL_SECONDS = 0.5
@@ -58,7 +58,7 @@ def fit(job: TrainingJob, stream: Stream, mailbox: DriverMailbox, coordinator: C
     """
     trainers = job.runtime.trainers
     job.checkpoint.fs.makedirs(job.checkpoint.path, exist_ok=True)
-    repair_states(job.checkpoint)
+    RAY_STATES.repair(job.checkpoint)
     trainer = TorchTrainer(
         train_function,
         train_loop_config={"job": job, "coordinator": coordinator, "mailbox": mailbox},
@@ -125,11 +125,15 @@ class RaySession:
         self.device = ray.train.torch.get_device() if job.runtime.trainers.gpus else torch.device("cpu")
         self.dist = DistContext.create(context.get_world_rank(), world_size, str(self.device))
         self.local_rank = context.get_local_rank()
-        self.local_world_size = context.get_local_world_size()
         self.node_rank = context.get_node_rank()
         self.coordinator = coordinator
         self.mailbox = mailbox
         self.is_local = job.checkpoint.is_local
+        # On a mounted storage all workers read the same files, otherwise those of a node their copy.
+        if self.is_local:
+            self.state_reader = (context.get_world_rank(), world_size)
+        else:
+            self.state_reader = (self.local_rank, context.get_local_world_size())
         self.states_url = f"{job.checkpoint.url}/{STATE_FOLDER}"
         # Rounded up, so that one poll of all workers together can fill a global batch.
         self.rows_per_poll = math.ceil(job.study.samples_per_batch / world_size)
@@ -169,14 +173,9 @@ class RaySession:
             with contextlib.suppress(FileNotFoundError):
                 state.to_directory(copy)
         self.dist.all_gather_object("copied")
-        try:
-            yield copy
-            self.dist.all_gather_object("read")
-        except UserError:
-            # All workers raise it. After another error, others may read the copy still; restarted workers remove it.
-            if self.local_rank == 0:
-                shutil.rmtree(copy)
-            raise
+        # After an error, other workers may still read the copy; restarted ones remove it.
+        yield copy
+        self.dist.all_gather_object("read")
         if self.local_rank == 0:
             shutil.rmtree(copy)
 

@@ -11,7 +11,7 @@ import pytest
 from botocore.exceptions import ClientError, ProfileNotFound
 
 from pipelines.cli import command_line
-from pipelines.executors.local import saved_folders
+from pipelines.executors.local import LOCAL_STATES
 from pipelines.stages.search_scales import best_so_far, read_generations
 from pos2distill.config import ModelSection, Recipe
 from pos2distill.config.load import load_recipe
@@ -359,18 +359,18 @@ def test_read_generations_accepts_an_empty_one_but_not_as_the_first(tmp_path: Pa
 
 
 @pytest.mark.parametrize("content", ["garbage", "{}", "[1]", '["a"]'])
-def test_saved_folders_rejects_a_damaged_list(tmp_path: Path, content: str) -> None:
+def test_a_corrupt_list_of_local_states_is_named(tmp_path: Path, content: str) -> None:
     artifact = Artifact(str(tmp_path), "checkpoint", "abcd")
-    assert saved_folders(artifact) == {}
+    assert LOCAL_STATES.read(artifact) == {}
     folder = Path(artifact.path) / "training" / "local"
     folder.mkdir(parents=True)
     (folder / "latest.json").write_text('["00000003-a", "00000012-b"]')
-    assert saved_folders(artifact) == {"00000003-a": 3, "00000012-b": 12}
+    assert LOCAL_STATES.read(artifact) == {"00000003-a": 3, "00000012-b": 12}
     (folder / "latest.json").write_text(content)
     with pytest.raises(
         UserError, match=rf"latest\.json: corrupt; remove {artifact.path}/training to train again from the samples$"
     ):
-        saved_folders(artifact)
+        LOCAL_STATES.read(artifact)
 
 
 def test_a_deleted_artifact_is_made_again(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:

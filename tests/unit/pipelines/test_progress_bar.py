@@ -132,7 +132,7 @@ def test_resumed_run_says_at_which_step(tmp_path: Path, capsys: pytest.CaptureFi
     (folder / "00000.jsonl").write_text("\n".join(lines) + "\n")
     assert distill.resumed_spec(spec, checkpoint) is spec  # its state was deleted, so it begins again
     assert capsys.readouterr().err == ""
-    checkpoint.fs.makedirs(f"{checkpoint.path}/training/local")
+    checkpoint.fs.makedirs(f"{checkpoint.path}/training/local/00000002-abcd")
     checkpoint.write_json("training/local/latest.json", ["00000002-abcd"])
     assert distill.resumed_spec(spec, checkpoint).trained == 5
     assert capsys.readouterr().err == "distill: resuming at step 2 of about 8\n"

@@ -21,7 +21,7 @@ import fsspec
 import pytest
 
 from pos2distill.errors import TransientError
-from pos2distill.store import lease
+from pos2distill.store import files, lease
 from pos2distill.store.files import write_bytes
 from pos2distill.store.storage import claim_storage
 from tests.support.wall_clock import WallClock
@@ -144,7 +144,7 @@ def test_remove_keeps_a_file_that_replaced_the_dead_holders_on_disk(
     write_holder(storage, machine=lease._machine_id(), pid=pid_of_ended_process())
     paused, resumed, removed = threading.Event(), threading.Event(), threading.Event()
     events: list[str] = []
-    read, remove = lease._read, lease._remove
+    read, remove = files.read_if_any, lease._remove
     reads_of_late: list[str] = []
 
     def count_and_read(fs: Any, path: str) -> bytes | None:
@@ -160,7 +160,7 @@ def test_remove_keeps_a_file_that_replaced_the_dead_holders_on_disk(
         if threading.current_thread().name == "late":
             removed.set()
 
-    monkeypatch.setattr(lease, "_read", count_and_read)
+    monkeypatch.setattr(lease, "read_if_any", count_and_read)
     monkeypatch.setattr(lease, "_remove", pause_then_remove)
 
     def drive() -> None:
@@ -269,7 +269,7 @@ def test_hold_lease_reports_that_another_run_took_over_while_it_was_reading(
     claimed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Paused between reading its own file and renewing it; the other run's file must stay."""
-    read, lost = lease._read, queue.Queue[str]()
+    read, lost = files.read_if_any, queue.Queue[str]()
     renewing = threading.Event()
 
     def read_then_pause(fs: Any, path: str) -> bytes | None:
@@ -280,7 +280,7 @@ def test_hold_lease_reports_that_another_run_took_over_while_it_was_reading(
             time.sleep(1.5 * LIVE_PERIOD)
         return data
 
-    monkeypatch.setattr(lease, "_read", read_then_pause)
+    monkeypatch.setattr(lease, "read_if_any", read_then_pause)
     with hold_lease(claimed, period=LIVE_PERIOD, on_lost=lost.put):
         renewing.set()
         assert "another run took over" in lost.get(timeout=20)
@@ -329,7 +329,7 @@ def test_hold_lease_keeps_the_outcome_of_its_body_if_the_storage_is_gone(
         raise ConnectionError("no route to host")
 
     with pytest.raises(KeyboardInterrupt) if outcome else contextlib.nullcontext(), hold_lease(claimed):
-        monkeypatch.setattr(lease, "_read", fail)
+        monkeypatch.setattr(lease, "read_if_any", fail)
         if outcome:
             raise outcome
 

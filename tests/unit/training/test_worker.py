@@ -1,15 +1,23 @@
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from pos2distill.config import ModelSection
+from pos2distill.config import ModelSection, Recipe
+from pos2distill.errors import UserError
 from pos2distill.store.artifacts import Artifact
-from pos2distill.training import worker
+from pos2distill.training import step_log, worker
 from pos2distill.training.distributed import DistContext
+from pos2distill.training.progress import TrainingProgress
+from pos2distill.training.state import write_state
 from pos2distill.training.worker import clear_scratch_folder
+from tests.support.commands import run_distill
 
 
 def test_clear_scratch_folder_removes_what_dead_workers_left_and_only_of_this_run(
@@ -28,6 +36,98 @@ def test_clear_scratch_folder_removes_what_dead_workers_left_and_only_of_this_ru
     assert (scratch / "rank-5").exists()  # one worker of a node removes it
     assert not list(clear_scratch_folder(mine, first).iterdir())
     assert (kept / "rank-0").exists()
+
+
+SHAPES = {"weight": (2, 3), "bias": (2,)}
+
+
+class FakeSession:
+    """A worker with these saved states, the newest first, whose copies are closed after use."""
+
+    def __init__(self, *states: Path) -> None:
+        self.states = states
+        self.dist = DistContext()
+        self.state_reader = (0, 1)
+        self.closed: list[str] = []
+        self.warned: list[str] = []
+        self.warn = self.warned.append
+
+    def saved_states(self) -> Iterator[Path]:
+        yield from self.states
+
+    def state_url(self, state: Path) -> str:
+        return f"s3://b/{state.name}"
+
+    @contextmanager
+    def opened_state(self, state: Path, scratch: Path) -> Iterator[Path]:
+        yield state
+        self.closed.append(state.name)
+
+
+def save(folder: Path, step: int) -> Path:
+    """A state of two ranks."""
+    for rank in range(2):
+        write_state(folder, SHAPES, lambda kind, name: torch.ones(SHAPES[name]), step=step, rank=rank, world_size=2)
+    TrainingProgress(step, 0, np.zeros(4, bool)).save(folder)
+    return folder
+
+
+def resumed(session: Any, shapes: dict[str, tuple[int, ...]] = SHAPES) -> tuple[TrainingProgress, list[str]]:
+    """The progress, and the names of the states that were loaded."""
+    loaded: list[str] = []
+    strategy: Any = SimpleNamespace(
+        state_shapes=lambda: shapes, load_state=lambda stored: loaded.append(stored.folder.name)
+    )
+    job: Any = SimpleNamespace(checkpoint=Artifact("s3://b", "checkpoint", "f"))
+    return worker.resume(job, session, strategy, 4, Path()), loaded
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_resume_takes_the_state_before_one_with_a_corrupt_file(tmp_path: Path, number: int) -> None:
+    """Whichever file it is: this worker alone reads this copy."""
+    session = FakeSession(save(tmp_path / "newest", 6), save(tmp_path / "before", 3))
+    file = f"state-0000{number}-of-00002-000.safetensors"
+    (tmp_path / "newest" / file).write_bytes(b"")
+    progress, loaded = resumed(session)
+    assert (progress.step, loaded) == (3, ["before"])
+    assert session.closed == ["newest", "before"]
+    (warning,) = session.warned
+    assert warning.startswith(f"s3://b/newest/{file}: corrupt (")
+    assert warning.endswith("; training continues from an earlier state, at step 3")
+
+
+def test_resume_closes_a_state_before_it_raises_what_is_wrong_with_it(tmp_path: Path) -> None:
+    """A copy of many gigabytes would stay on the disk."""
+    session = FakeSession(save(tmp_path / "newest", 6), save(tmp_path / "before", 3))
+    remedy = "; remove s3://b/checkpoint-f/training to train again from the samples"
+    with pytest.raises(UserError) as caught:
+        resumed(session, {"weight": (2, 4), "bias": (2,)})
+    assert str(caught.value) == (
+        f"s3://b/newest/state.json: the state of another model (weight: [2, 3]; this model: [2, 4]){remedy}"
+    )
+    assert session.closed == ["newest"]
+    for name in ("newest", "before"):
+        (tmp_path / name / "progress.json").unlink()
+    with pytest.raises(UserError) as caught:
+        resumed(session)
+    assert str(caught.value) == f"s3://b/newest/progress.json: missing{remedy}"
+
+
+def test_run_worker_closes_trackers_if_training_cannot_begin(
+    make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restart in this process opens them again."""
+    closed: list[str] = []
+    tracker = SimpleNamespace(name="tensorboard", close=lambda: closed.append("tensorboard"))
+    monkeypatch.setattr(step_log, "open_tracker", lambda *_: tracker)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no room for the optimizer")
+
+    monkeypatch.setattr(worker, "Checkpointer", fail)
+    with pytest.raises(RuntimeError, match="no room"):
+        run_distill(make_recipe(runtime={"executor": "local", "trackers": ["tensorboard"]}))
+    assert closed == ["tensorboard"]
 
 
 BASE = ModelSection(path="base")

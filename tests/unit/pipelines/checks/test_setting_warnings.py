@@ -105,7 +105,7 @@ def test_warn_of_settings_names_a_method_of_evaluations_where_nothing_is_evaluat
     recipe = make_recipe(inference={"method": "reorder"})
     warn_of_settings(recipe, COMMANDS[command].stages(make_plan(recipe)))
     assert capsys.readouterr().err == (command in ("sample", "distill")) * (
-        "warning: inference.method: reorder changes evaluations alone; samples and training are those of the plain "
+        "warning: inference.method: reorder changes only evaluations; samples and training are those of the plain "
         "model\n"
     )
 

@@ -258,7 +258,7 @@ def test_dry_run_counts_what_an_interrupted_run_has_stored(
     prediction_parts(plan.evaluate_base.artifact).append(answers.slice(0, 5))
     for stage in (plan.evaluate_base, plan.first_sample, plan.distill):
         stage.artifact.remove("manifest.json")
-    plan.distill.artifact.fs.makedirs(f"{plan.distill.artifact.path}/training/local")
+    plan.distill.artifact.fs.makedirs(f"{plan.distill.artifact.path}/training/local/00000001-abcd")
     plan.distill.artifact.write_json("training/local/latest.json", ["00000001-abcd"])
     capsys.readouterr()
     assert command_line.main(["study", str(tmp_path / "recipe.yaml"), "runtime.executor=local", "--dry-run"]) == 0

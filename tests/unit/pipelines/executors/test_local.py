@@ -5,6 +5,7 @@ import errno
 import gc
 import io
 import os
+import shutil
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -84,7 +85,7 @@ def test_list_of_saved_states_is_written_once_the_storage_answers(
     saved = tmp_path / "state"
     saved.mkdir()
     session.save_checkpoint(3, saved)
-    assert list(local.saved_folders(session.checkpoint).values()) == [3]
+    assert list(local.LOCAL_STATES.read(session.checkpoint).values()) == [3]
     assert "no route to host; workers wait until the storage answers" in capsys.readouterr().err
 
 
@@ -100,7 +101,7 @@ def save(session: LocalSession, folder: Path) -> str:
     folder.mkdir()
     (folder / "state.json").write_text("{}")
     session.save_checkpoint(3, folder)
-    return list(local.saved_folders(session.checkpoint))[-1]
+    return list(local.LOCAL_STATES.read(session.checkpoint))[-1]
 
 
 def test_a_list_of_states_that_cannot_be_read_for_now_is_not_an_empty_one(
@@ -119,8 +120,8 @@ def test_a_list_of_states_that_cannot_be_read_for_now_is_not_an_empty_one(
         patched.setattr("builtins.open", fail)
         patched.setattr(os.path, "exists", lambda path: not str(path).endswith("latest.json"))
         with pytest.raises(OSError, match="Stale"):
-            local.saved_folders(session.checkpoint)
-    assert list(local.saved_folders(session.checkpoint)) == [name]
+            local.LOCAL_STATES.read(session.checkpoint)
+    assert list(local.LOCAL_STATES.read(session.checkpoint)) == [name]
 
 
 def test_a_local_state_is_on_the_disk_before_the_list_names_it(
@@ -130,7 +131,7 @@ def test_a_local_state_is_on_the_disk_before_the_list_names_it(
 
     def sync(folder: Path) -> None:
         assert (folder / "state.json").exists()
-        assert not local.saved_folders(session.checkpoint)
+        assert not local.LOCAL_STATES.read(session.checkpoint)
         synced.append(folder)
 
     monkeypatch.setattr(local, "sync_folder", sync)
@@ -142,8 +143,25 @@ def test_states_whose_upload_was_cut_off_are_removed(session: LocalSession, tmp_
     names = [save(session, tmp_path / "state"), save(session, tmp_path / "state")]
     folder = Path(session.checkpoint.path) / "training" / "local"
     (folder / "00000009-cut" / "inside").mkdir(parents=True)
-    local.remove_unlisted_folders(session.checkpoint)
+    local.LOCAL_STATES.repair(session.checkpoint)
     assert sorted(path.name for path in folder.iterdir()) == sorted([*names, "latest.json"])
+
+
+def test_a_listed_state_that_is_missing_is_taken_off_the_list(
+    session: LocalSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise the next state that is saved would replace the only one that is left."""
+    left, missing = save(session, tmp_path / "state"), save(session, tmp_path / "state")
+    folder = Path(session.checkpoint.path) / "training" / "local"
+    shutil.rmtree(folder / missing)
+    local.LOCAL_STATES.repair(session.checkpoint)
+    assert capsys.readouterr().err == (
+        f"warning: {folder}/{missing}: missing, but listed in latest.json; training continues from the state at step "
+        f"3\n"
+    )
+    new = save(session, tmp_path / "state")
+    assert list(local.LOCAL_STATES.read(session.checkpoint)) == [left, new]
+    assert (folder / left / "state.json").exists()
 
 
 def test_a_state_that_is_missing_in_a_remote_storage_is_an_empty_folder(

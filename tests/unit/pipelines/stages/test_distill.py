@@ -21,7 +21,12 @@ STATES = {
     "local": ("training/local/latest.json", json.dumps(["00000000-abcd"])),
     "ray": (
         "training/checkpoint_manager_snapshot.json",
-        json.dumps({"checkpoint_results": [{"checkpoint_dir_name": "checkpoint_1", "metrics": {"step": 0}}]}),
+        json.dumps(
+            {
+                "checkpoint_results": [{"checkpoint_dir_name": "checkpoint_1", "metrics": {"step": 0}}],
+                "checkpoint_report_indices": [0],
+            }
+        ),
     ),
 }
 
@@ -34,6 +39,7 @@ def save_states(recipe: Recipe, *executors: str) -> str:
         path = Path(artifact.path) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
+        (path.parent / ("00000000-abcd" if executor == "local" else "checkpoint_1")).mkdir()
     (Path(recipe.storage) / "run.json").write_text(json.dumps({"name": recipe.name}))
     return artifact.url
 

@@ -57,6 +57,22 @@ def test_push_uploads_the_checkpoint_with_its_card(
         ]
 
 
+def test_push_lists_what_it_would_upload(recipe: Recipe, command: Command, tmp_path: Path) -> None:
+    storage = shutil.copytree(recipe.storage, tmp_path / ODD_NAME)
+    (model,) = storage.glob("checkpoint-*/model")
+    (model.parent / "adapter").mkdir()
+    (model.parent / "adapter" / "adapter_config.json").write_text("{}")
+    sizes = {path.name: path.stat().st_size for path in sorted(model.iterdir())} | {"adapter/adapter_config.json": 2}
+    (line,) = command("push", str(storage), "me/a-model", "--dry-run", "--json")
+    assert json.loads(line) == {"files": sizes}
+    *lines, total = command("push", str(storage), "me/a-model", "--dry-run")
+    assert lines == [f"{size / 1e6:12,.3f} MB  {name}" for name, size in sizes.items()]
+    assert total == f"{sum(sizes.values()) / 1e6:12,.3f} MB  in {len(sizes)} files, to me/a-model"
+    assert command("push", str(storage), "a-model", "--dry-run", code=2) == [
+        "error: a-model: expected OWNER/NAME on the hub (it has no '/', or several)"
+    ]
+
+
 def test_several_checkpoints_of_a_storage_are_told_apart(
     recipe: Recipe, command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -120,7 +120,7 @@ def test_runs_lists_those_without_a_report_last(recipe: Recipe, command: Command
     ]
     assert command("runs", str(unreported)) == lines[:1]
     (entry,) = json.loads(command("runs", str(unreported), "--json")[0])
-    assert entry == {"storage": str(unreported), "name": recipe.name, "finished": finished}
+    assert entry == {"report": None, "storage": str(unreported), "name": recipe.name, "finished": finished}
     (tmp_path / "b" / "run.json").write_text("{}")
     assert command("runs", str(tmp_path))[1:] == [lines[0], lines[1].replace("begun", "(corrupt run.json)")]
 

@@ -22,8 +22,9 @@ from ray.train.v2._internal.execution.checkpoint.checkpoint_manager import Check
 from ray.train.v2._internal.execution.storage import StorageContext
 from ray.train.v2._internal.execution.training_report import _TrainingReport
 
+from pipelines.executors import saved_steps
 from pipelines.executors.ray import actors, data, train
-from pipelines.executors.ray.states import arrow_filesystem, listed_states, repair_states
+from pipelines.executors.ray.states import RAY_STATES, arrow_filesystem
 from pipelines.executors.ray.train import RaySession, train_function
 from pipelines.plan import make_plan
 from pos2distill.config import PoolSection, Recipe
@@ -159,18 +160,33 @@ def test_an_error_of_a_worker_keeps_its_kind(kind: type[UserError], monkeypatch:
 def test_states_that_are_not_listed_are_removed(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
     artifact = make_plan(make_recipe(runtime={"storage": str(tmp_path / ODD_NAME)})).distill.artifact
     folder = Path(artifact.path) / "training"
-    repair_states(artifact)  # a new run has no states
+    RAY_STATES.repair(artifact)  # a new run has no states
     for name in ("checkpoint_1", "checkpoint_2", "checkpoint_3"):
         (folder / name).mkdir(parents=True)
         (folder / name / "state").write_text("state")
     (folder / "checkpoint_manager_snapshot.json").write_text(
-        json.dumps({"checkpoint_results": [{"checkpoint_dir_name": "checkpoint_2", "metrics": {"step": 6}}]})
+        json.dumps(
+            {
+                "checkpoint_results": [{"checkpoint_dir_name": "checkpoint_2", "metrics": {"step": 6}}],
+                "checkpoint_report_indices": [1],
+            }
+        )
     )
-    repair_states(artifact)
+    RAY_STATES.repair(artifact)
     assert sorted(path.name for path in folder.iterdir()) == ["checkpoint_2", "checkpoint_manager_snapshot.json"]
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"checkpoint_results": [{}]}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"checkpoint_results": []}',
+        '{"checkpoint_results": [{}], "checkpoint_report_indices": [0]}',
+        '{"checkpoint_results": [], "checkpoint_report_indices": [0]}',
+    ],
+)
 def test_a_corrupt_list_of_states_is_named(make_recipe: Callable[..., Recipe], content: str) -> None:
     artifact = make_plan(make_recipe()).distill.artifact
     folder = Path(artifact.path) / "training"
@@ -179,7 +195,7 @@ def test_a_corrupt_list_of_states_is_named(make_recipe: Callable[..., Recipe], c
     with pytest.raises(
         UserError, match=r"checkpoint_manager_snapshot.json: corrupt; remove .*/training to train again"
     ):
-        repair_states(artifact)
+        RAY_STATES.repair(artifact)
     assert (folder / "checkpoint_1").exists()
 
 
@@ -202,7 +218,7 @@ def saved_states(make_recipe: Callable[..., Recipe]) -> tuple[Artifact, Callable
             states.register_checkpoint(_TrainingReport(checkpoint=state, metrics={"step": step}, validation=False))
 
     asyncio.run(register())
-    assert listed_states(artifact) == {"checkpoint_3": 3, "checkpoint_6": 6, "checkpoint_9": 9}
+    assert RAY_STATES.read(artifact) == {"checkpoint_3": 3, "checkpoint_6": 6, "checkpoint_9": 9}
     return artifact, manager
 
 
@@ -217,15 +233,16 @@ def test_ray_train_continues_from_another_state_if_a_listed_one_is_missing(
         (Path(artifact.path) / "training" / f"checkpoint_{step}").rmdir()
     with pytest.raises(CheckpointManagerInitializationError):
         manager()
-    repair_states(artifact)
+    left = [step for step in (3, 6, 9) if step not in missing]
+    assert saved_steps(artifact) == {"ray": left[-1]}
+    RAY_STATES.repair(artifact)
     url = f"{artifact.url}/training"
     assert capsys.readouterr().err == "".join(
         f"warning: {url}/checkpoint_{step}: missing, but listed in checkpoint_manager_snapshot.json; training "
-        f"continues from another state\n"
+        f"continues from the state at step {left[-1]}\n"
         for step in missing
     )
-    left = [step for step in (3, 6, 9) if step not in missing]
-    assert list(listed_states(artifact).values()) == left
+    assert list(RAY_STATES.read(artifact).values()) == left
     latest = manager().latest_checkpoint_result
     assert latest is not None
     assert latest.metrics == {"step": left[-1]}
@@ -238,18 +255,18 @@ def test_states_that_are_all_missing_are_named(
     for state in (Path(artifact.path) / "training").glob("checkpoint_?"):
         state.rmdir()
     with pytest.raises(UserError) as caught:
-        repair_states(artifact)
+        RAY_STATES.repair(artifact)
     assert str(caught.value) == (
         f"{artifact.url}/training/checkpoint_3: missing, but listed in checkpoint_manager_snapshot.json; remove "
         f"{artifact.url}/training to train again from the samples"
     )
-    assert len(listed_states(artifact)) == 3
+    assert len(RAY_STATES.read(artifact)) == 3
 
 
 @pytest.fixture
 def session() -> RaySession:
     made = object.__new__(RaySession)  # the constructor asks Ray Train for the worker's rank
-    made.dist, made.local_rank, made.local_world_size = DistContext(), 0, 1
+    made.dist, made.local_rank, made.state_reader = DistContext(), 0, (0, 1)
     made.node_rank, made.is_local = 0, False
     made.states_url = "s3://bucket/checkpoint-1/training"
     return made
@@ -264,12 +281,6 @@ def test_opened_state_of_a_remote_storage_is_copied_to_scratch_and_removed(sessi
         assert session.state_url(Checkpoint(folder, filesystem)) == "s3://bucket/checkpoint-1/training/checkpoint"
         assert copy.is_relative_to(tmp_path)
         assert (copy / "state.json").read_bytes() == b"{}"
-    assert not list(tmp_path.iterdir())
-    with (
-        pytest.raises(UserError, match="another model"),
-        session.opened_state(Checkpoint(folder, filesystem), tmp_path),
-    ):
-        raise UserError("the state of another model")
     assert not list(tmp_path.iterdir())
 
 
@@ -289,6 +300,24 @@ def test_a_state_that_is_missing_in_a_remote_storage_is_an_empty_folder(session:
     filesystem = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(fsspec.filesystem("memory")))
     with session.opened_state(Checkpoint(f"/{uuid.uuid4().hex}/gone", filesystem), tmp_path) as copy:
         assert not list(copy.iterdir())
+
+
+@pytest.mark.parametrize(("storage", "expected"), [("/mnt/run", (3, 4)), ("s3://bucket/run", (1, 2))])
+def test_each_copy_of_a_state_is_checked_by_those_who_read_it(
+    monkeypatch: pytest.MonkeyPatch, storage: str, expected: tuple[int, int]
+) -> None:
+    """The last of two workers on the second of two nodes. Mounted files are the same for all four."""
+    numbers = {"world_rank": 3, "world_size": 4, "local_rank": 1, "local_world_size": 2, "node_rank": 1}
+    context = SimpleNamespace(**{f"get_{name}": lambda number=number: number for name, number in numbers.items()})
+    monkeypatch.setattr(ray.train, "get_context", lambda: context)
+    monkeypatch.setattr(DistContext, "create", lambda *_: DistContext())
+    job: Any = SimpleNamespace(
+        checkpoint=Artifact(storage, "checkpoint", "f00d"),
+        runtime=SimpleNamespace(trainers=SimpleNamespace(gpus=0)),
+        study=SimpleNamespace(samples_per_batch=4),
+    )
+    other: Any = None
+    assert RaySession(job, other, other).state_reader == expected
 
 
 def test_saved_states_of_a_new_run_are_none(session: RaySession, monkeypatch: pytest.MonkeyPatch) -> None:
