@@ -1,5 +1,6 @@
 """One plain line for a pydantic ValidationError: the field as the user writes it, what was expected, what was given."""
 
+import difflib
 import re
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,7 @@ _OTHER_NAMES = {
     "sampling.n": "sampling.candidates",
     "output_dir": "runtime.storage",
 }
+_TYPING_ERROR = 0.75  # how similar a name must be to count as meant, 0 to 1
 _INPUT = "input should be "  # how messages of pydantic begin
 _WORD = re.compile("'([^']+)'")
 _REPR = reprlib.Repr()
@@ -214,14 +216,21 @@ def _describe_unknown(location: tuple[int | str, ...], root: type[Section], pref
     other_name = _OTHER_NAMES.get(name, _OTHER_NAMES.get(unknown))
     if other_name in dotted_names(root):
         return f"{name}: unknown field; did you mean '{prefix}{other_name}'?"
-    hint = did_you_mean(unknown, _field_names(field.section))
-    # The name may be that of a setting in another section; an item of a list has names of its own.
+    own = _field_names(field.section)
+    # The name may be that of a setting in another section, with or without a typing error.
+    settings: dict[str, list[str]] = {}
+    for dotted in dotted_names(root):
+        settings.setdefault(dotted.rpartition(".")[2], []).append(dotted)
+    near = difflib.get_close_matches(unknown, sorted(settings), n=1, cutoff=_TYPING_ERROR)
+    is_near_own = bool(difflib.get_close_matches(unknown, own, n=1, cutoff=_TYPING_ERROR))
+    # An item of a list has names of its own.
     in_list = any(isinstance(part, int) for part in location)
-    elsewhere = [dotted for dotted in dotted_names(root) if dotted.rsplit(".", 1)[-1] == unknown]
-    if elsewhere and not in_list:
-        # A setting of the whole recipe, such as the seed, before one of another section.
-        hint = did_you_mean_one(name, [unknown] if unknown in elsewhere else elsewhere, likeness=0.0, prefix=prefix)
-    return f"{name}: unknown field{hint}"
+    if in_list or is_near_own or not near:
+        return f"{name}: unknown field{did_you_mean(unknown, own)}"
+    elsewhere = settings[near[0]]
+    # A setting of the whole recipe, such as the seed, before one of another section.
+    choices = near if near[0] in elsewhere else elsewhere
+    return f"{name}: unknown field{did_you_mean_one(name, choices, likeness=0.0, prefix=prefix)}"
 
 
 def _example_field(section: type[BaseModel], given: Any) -> str:
