@@ -19,7 +19,8 @@ def list_matching(fs: fsspec.AbstractFileSystem, folder: str, pattern: str, *, w
         pattern: pattern of paths in it, such as `part-*.parquet` or `*/manifest.json`; each name is one of `fnmatch`.
         with_folders: list folders that match too.
     Raises:
-        OSError: if a folder of this machine cannot be listed.
+        OSError: if the folder cannot be listed. Of the folders in it, which a pattern with `/` needs, those that cannot
+            be listed are left out: other processes may remove them meanwhile.
     """
     require_listable(fs, folder)
     fs.invalidate_cache(folder)
@@ -30,11 +31,24 @@ def list_matching(fs: fsspec.AbstractFileSystem, folder: str, pattern: str, *, w
     depth = pattern.count("/") + 1
     start = len(folder.rstrip("/")) + 1
     matching = []
-    for path in fs.find(folder, maxdepth=depth, withdirs=with_folders, **options):
+    if depth == 1 and not options:
+        paths = _content(fs, folder, with_folders=with_folders)
+    else:
+        paths = fs.find(folder, maxdepth=depth, withdirs=with_folders, **options)
+    for path in paths:
         name = PurePosixPath(path[start:])
         if len(name.parts) == depth and name.match(pattern):
             matching.append(str(path))
     return sorted(matching)
+
+
+def _content(fs: fsspec.AbstractFileSystem, folder: str, *, with_folders: bool) -> list[str]:
+    """The paths in a folder. Not by `find`, which shows one that it cannot list as an empty one (fsspec 2026.9)."""
+    try:
+        entries = fs.ls(folder, detail=True)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [entry["name"] for entry in entries if with_folders or entry["type"] != "directory"]
 
 
 def require_listable(fs: fsspec.AbstractFileSystem, folder: str) -> None:

@@ -271,10 +271,10 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _push(options: argparse.Namespace) -> None:
-    from ..results.hub import list_pushed, push_checkpoint
+    from ..results.hub import files_to_push, push_checkpoint
 
     if options.dry_run:
-        files = list_pushed(options.run, options.repository)
+        files = files_to_push(options.run, options.repository)
         if options.json:
             print(json.dumps({"files": files}))
             return

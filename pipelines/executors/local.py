@@ -208,7 +208,7 @@ class LocalSession:
         from pos2distill.training.distributed import DistContext
 
         self.dist = DistContext()
-        self.local_rank, self.state_reader = 0, (0, 1)
+        self.local_rank, self.reader_rank, self.readers = 0, 0, 1
         self.device = torch.device("cuda" if job.runtime.trainers.gpus else "cpu")
         self.checkpoint = job.checkpoint
         self.keep = job.runtime.checkpoints.keep

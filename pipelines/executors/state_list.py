@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pos2distill.errors import UserError, warn
 from pos2distill.literal_paths import list_matching, remove
 from pos2distill.store.artifacts import Artifact
-from pos2distill.store.checkpoint_layout import train_again
+from pos2distill.store.checkpoint_layout import train_again_hint
 from pos2distill.store.files import read_if_any, write_bytes
 from pos2distill.urls import storage_errors
 
@@ -36,14 +36,17 @@ class StateList:
         Raises:
             UserError: if the list is corrupt, with what to do.
         """
-        content = read_if_any(checkpoint.fs, f"{checkpoint.path}/{self.folder}/{self.file}")
-        return {} if content is None else self._parse(checkpoint, content)
+        content = self._content(checkpoint)
+        return {} if content is None else self._checked(checkpoint, content)
 
     def present(self, checkpoint: Artifact) -> dict[str, int]:
-        """As `read`, without states that are missing."""
+        """As `read`, without states that are missing.
+
+        Raises:
+            UserError: also if all listed states are missing.
+        """
         listed = self.read(checkpoint)
-        paths = self._paths(checkpoint) if listed else {}
-        return {name: step for name, step in listed.items() if name in paths}
+        return self._left(checkpoint, listed, self._paths(checkpoint)) if listed else {}
 
     def repair(self, checkpoint: Artifact) -> None:
         """Make the list and the states agree.
@@ -52,35 +55,56 @@ class StateList:
         that are missing are taken off the list, with a warning: they would count among those that are kept.
 
         Raises:
-            UserError: if the list is corrupt, or all listed states are missing; with what to do.
+            UserError: as `present`.
         """
         with storage_errors(checkpoint.url, "runtime.storage"):
-            listed, paths = self.read(checkpoint), self._paths(checkpoint)
-            missing = [name for name in listed if name not in paths]
-            if missing:
-                self._take_off(checkpoint, listed, missing)
+            content, paths = self._content(checkpoint), self._paths(checkpoint)
+            listed: dict[str, int] = {}
+            if content is not None:
+                listed = self._checked(checkpoint, content)
+                left = self._left(checkpoint, listed, paths)
+                missing = [name for name in listed if name not in left]
+                if missing:
+                    write_bytes(checkpoint.fs, self._path(checkpoint), self.without(content, missing))
+                    self._warn(checkpoint, missing, list(left.values())[-1])
             for name, path in paths.items():
                 if name not in listed:
                     remove(checkpoint.fs, path)
 
-    def _take_off(self, checkpoint: Artifact, listed: dict[str, int], missing: list[str]) -> None:
-        """Write the list without the missing states, unless none is left."""
-        url, path = f"{checkpoint.url}/{self.folder}", f"{checkpoint.path}/{self.folder}/{self.file}"
-        steps = [step for name, step in listed.items() if name not in missing]
-        if not steps:
-            raise UserError(f"{url}/{missing[0]}: missing, but listed in {self.file}; {train_again(checkpoint)}")
-        write_bytes(checkpoint.fs, path, self.without(checkpoint.fs.cat_file(path), missing))
-        for name in missing:
-            warn(
-                f"{url}/{name}: missing, but listed in {self.file}; training continues from the state at step "
-                f"{steps[-1]}"
-            )
+    def _content(self, checkpoint: Artifact) -> bytes | None:
+        return read_if_any(checkpoint.fs, self._path(checkpoint))
 
-    def _parse(self, checkpoint: Artifact, content: bytes) -> dict[str, int]:
+    def _path(self, checkpoint: Artifact) -> str:
+        return f"{checkpoint.path}/{self.folder}/{self.file}"
+
+    def _checked(self, checkpoint: Artifact, content: bytes) -> dict[str, int]:
         try:
             return self.parse(content)
         except (ValueError, KeyError, TypeError):
-            raise UserError(f"{checkpoint.url}/{self.folder}/{self.file}: corrupt; {train_again(checkpoint)}") from None
+            raise UserError(
+                f"{checkpoint.url}/{self.folder}/{self.file}: corrupt; {train_again_hint(checkpoint)}"
+            ) from None
+
+    def _left(self, checkpoint: Artifact, listed: dict[str, int], paths: Collection[str]) -> dict[str, int]:
+        """The listed states that are not missing.
+
+        Raises:
+            UserError: if all of them are.
+        """
+        left = {name: step for name, step in listed.items() if name in paths}
+        if listed and not left:
+            raise UserError(
+                f"{checkpoint.url}/{self.folder}/{list(listed)[-1]}: missing, but listed in {self.file}; "
+                f"{train_again_hint(checkpoint)}"
+            )
+        return left
+
+    def _warn(self, checkpoint: Artifact, missing: list[str], step: int) -> None:
+        for name in missing:
+            warn(
+                f"{checkpoint.url}/{self.folder}/{name}: missing, but listed in {self.file}; training continues from "
+                f"the state at step {step}"
+            )
 
     def _paths(self, checkpoint: Artifact) -> dict[str, str]:
         """The paths of the states that are there, listed or not, by name."""

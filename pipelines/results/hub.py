@@ -41,52 +41,50 @@ def push_checkpoint(run: str, repository: str, *, private: bool = False) -> str:
     """
     # Imported here: it takes part of a second, and only this command needs it.
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HFValidationError
 
     artifact = _pushed_checkpoint(run, repository)
     hub = HfApi()
-    try:
-        with _hub_errors(hub.endpoint):
-            # huggingface_hub 2.4 ignores `private` for a repository that exists.
-            hub.create_repo(repository, private=private or None, exist_ok=True)
-            if private and not hub.repo_info(repository).private:
-                raise UserError(f"{repository}: is public already; make it private on the hub, or choose another name")
-        message = f"Pos2Distill, study of {artifact.fingerprint}"
-        with _local_folder(artifact, MODEL_FOLDER) as folder, _hub_errors(hub.endpoint):
-            # By name, since a pattern would match in folders too. What is uploaded is not deleted.
-            earlier = [glob.escape(file) for file in hub.list_repo_files(repository) if _EARLIER.fullmatch(file)]
-            if not has_adapter(artifact):
-                earlier.append(f"{ADAPTER_FOLDER}/*")  # must not stay beside a model that has none
-            commit = hub.upload_folder(
-                repo_id=repository, folder_path=folder, commit_message=message, delete_patterns=earlier
+    with _hub_errors(hub.endpoint):
+        # huggingface_hub 2.4 ignores `private` for a repository that exists.
+        hub.create_repo(repository, private=private or None, exist_ok=True)
+        if private and not hub.repo_info(repository).private:
+            raise UserError(f"{repository}: is public already; make it private on the hub, or choose another name")
+    message = f"Pos2Distill, study of {artifact.fingerprint}"
+    with _local_folder(artifact, MODEL_FOLDER) as folder, _hub_errors(hub.endpoint):
+        # By name, since a pattern would match in folders too. What is uploaded is not deleted.
+        earlier = [glob.escape(file) for file in hub.list_repo_files(repository) if _EARLIER.fullmatch(file)]
+        if not has_adapter(artifact):
+            earlier.append(f"{ADAPTER_FOLDER}/*")  # must not stay beside a model that has none
+        commit = hub.upload_folder(
+            repo_id=repository, folder_path=folder, commit_message=message, delete_patterns=earlier
+        )
+    if has_adapter(artifact):
+        with _local_folder(artifact, ADAPTER_FOLDER) as folder, _hub_errors(hub.endpoint):
+            hub.upload_folder(
+                repo_id=repository,
+                folder_path=folder,
+                path_in_repo=ADAPTER_FOLDER,
+                commit_message=message,
+                delete_patterns="*",
             )
-        if has_adapter(artifact):
-            with _local_folder(artifact, ADAPTER_FOLDER) as folder, _hub_errors(hub.endpoint):
-                hub.upload_folder(
-                    repo_id=repository,
-                    folder_path=folder,
-                    path_in_repo=ADAPTER_FOLDER,
-                    commit_message=message,
-                    delete_patterns="*",
-                )
-    except HFValidationError as error:
-        raise UserError(f"{repository}: expected OWNER/NAME on the hub ({str(error).rstrip('.')})") from None
     return str(commit.repo_url)
 
 
-def list_pushed(run: str, repository: str) -> dict[str, int]:
+def files_to_push(run: str, repository: str) -> dict[str, int]:
     """The files that `push_checkpoint` would upload: their names in the repository and bytes. Asks no hub.
 
     Raises:
         UserError: as `push_checkpoint`, before it asks the hub.
     """
     artifact = _pushed_checkpoint(run, repository)
-    files: dict[str, int] = {}
     # The model at the top of the repository, the adapter in its folder.
-    for folder, target in ((MODEL_FOLDER, ""), (ADAPTER_FOLDER, f"{ADAPTER_FOLDER}/")):
-        root = f"{artifact.path}/{folder}"
-        found = artifact.fs.find(root, detail=True)
-        files |= {f"{target}{path[len(root) + 1 :]}": entry["size"] for path, entry in sorted(found.items())}
+    folders = {MODEL_FOLDER: ""} | ({ADAPTER_FOLDER: f"{ADAPTER_FOLDER}/"} if has_adapter(artifact) else {})
+    files: dict[str, int] = {}
+    with storage_errors(artifact.url, "RUN"):
+        for folder, target in folders.items():
+            root = f"{artifact.path}/{folder}"
+            for path in sorted(artifact.fs.find(root)):
+                files[f"{target}{path[len(root) + 1 :]}"] = artifact.fs.size(path)
     return files
 
 
@@ -96,8 +94,15 @@ def _pushed_checkpoint(run: str, repository: str) -> Artifact:
     Raises:
         UserError: if the repository's name is not OWNER/NAME, or there is no checkpoint with a model card.
     """
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # documented, but not in its __all__
+
     if repository.count("/") != 1:
         raise UserError(f"{repository}: expected OWNER/NAME on the hub (it has no '/', or several)")
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise UserError(f"{repository}: expected OWNER/NAME on the hub ({str(error).rstrip('.')})") from None
     artifact = open_artifact(run, [[CHECKPOINT]], newest=False)
     if not artifact.fs.exists(f"{artifact.path}/{MODEL_FOLDER}/{MODEL_CARD}"):
         raise UserError(f"{artifact.url}: has no model card yet; run `report` with its recipe first")

@@ -35,7 +35,7 @@ _OTHER_NAMES = {
     "sampling.n": "sampling.candidates",
     "output_dir": "runtime.storage",
 }
-_TYPING_ERROR = 0.75  # how similar a name must be to count as meant, 0 to 1
+_SIMILAR = 0.75  # a name that is so similar to another one, 0 to 1, is probably a typing error
 _INPUT = "input should be "  # how messages of pydantic begin
 _WORD = re.compile("'([^']+)'")
 _REPR = reprlib.Repr()
@@ -221,11 +221,11 @@ def _describe_unknown(location: tuple[int | str, ...], root: type[Section], pref
     settings: dict[str, list[str]] = {}
     for dotted in dotted_names(root):
         settings.setdefault(dotted.rpartition(".")[2], []).append(dotted)
-    near = difflib.get_close_matches(unknown, sorted(settings), n=1, cutoff=_TYPING_ERROR)
-    is_near_own = bool(difflib.get_close_matches(unknown, own, n=1, cutoff=_TYPING_ERROR))
+    near = difflib.get_close_matches(unknown, sorted(settings), n=1, cutoff=_SIMILAR)
+    is_near_own = bool(difflib.get_close_matches(unknown, own, n=1, cutoff=_SIMILAR))
     # An item of a list has names of its own.
     in_list = any(isinstance(part, int) for part in location)
-    if in_list or is_near_own or not near:
+    if in_list or not near or (is_near_own and unknown not in settings):
         return f"{name}: unknown field{did_you_mean(unknown, own)}"
     elsewhere = settings[near[0]]
     # A setting of the whole recipe, such as the seed, before one of another section.

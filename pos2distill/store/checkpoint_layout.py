@@ -10,7 +10,7 @@ MODEL_CARD = "README.md"
 ADAPTER_FOLDER = "adapter"
 
 
-def train_again(checkpoint: Artifact) -> str:
+def train_again_hint(checkpoint: Artifact) -> str:
     """For a message on training state that cannot be used: what to do."""
     return f"remove {checkpoint.url}/{STATE_FOLDER} to train again from the samples"
 

@@ -17,8 +17,8 @@ class WorkerSession(Protocol):
     dist: DistContext
     device: torch.device
     local_rank: int  # among the workers of this node
-    state_reader: tuple[int, int]
-    """Which one this worker is of those that read the same copy of a saved state, and how many these are."""
+    reader_rank: int  # among the workers that read the same copy of a saved state
+    readers: int  # how many there are
 
     def open_stream(self) -> StreamReader:
         """This worker's part of the samples that the store lacks. Called at most once, unless parts are corrupt."""

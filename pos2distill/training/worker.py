@@ -14,7 +14,7 @@ from pos2distill.models.load import load_prompt_builder, load_tokenizer
 from pos2distill.records import EXAMPLE_SCHEMA, sample_id_array
 from pos2distill.scratch import user_folder
 from pos2distill.store.artifacts import Artifact
-from pos2distill.store.checkpoint_layout import ADAPTER_FOLDER, MODEL_FOLDER, train_again
+from pos2distill.store.checkpoint_layout import ADAPTER_FOLDER, MODEL_FOLDER, train_again_hint
 from pos2distill.store.files import allow_usual_access, sync_folder
 from pos2distill.store.retry import retry_while_unreachable
 from pos2distill.store.samples import SampleStore
@@ -116,7 +116,7 @@ def resume(
             if not isinstance(found, UserError):
                 stored, progress = found
                 strategy.load_state(stored)
-        # Once the context has removed its copy of the state.
+        # Here, where the context has removed its copy of the state.
         if isinstance(found, CorruptState):
             corrupt.append(found)
         elif isinstance(found, UserError):
@@ -131,7 +131,7 @@ def resume(
 
 
 def _with_remedy(error: UserError, checkpoint: Artifact) -> UserError:
-    reword(error, f"{error}; {train_again(checkpoint)}")
+    reword(error, f"{error}; {train_again_hint(checkpoint)}")
     return error
 
 
@@ -140,14 +140,13 @@ def _read_state(
 ) -> tuple[StoredState, TrainingProgress] | UserError:
     """A saved training state, or what is wrong with it. A collective, with the same outcome on all ranks.
 
-    The workers that read the same copy check all of its files together. A `CorruptState` has a missing or corrupt file;
-    another error says that the state is of another model, run or version.
+    The workers that read the same copy check all of its files together. A `CorruptState` names a missing or corrupt
+    file; another error says that the state is of another model, run or version.
     """
     found: UserError | None = None
-    rank, readers = session.state_reader
     try:
         stored = StoredState(folder, strategy.state_shapes(), url)
-        stored.verify(rank=rank, readers=readers)
+        stored.verify(rank=session.reader_rank, readers=session.readers)
         progress = TrainingProgress.load(folder, samples, url)
     except UserError as error:
         found = error

@@ -129,11 +129,10 @@ class RaySession:
         self.coordinator = coordinator
         self.mailbox = mailbox
         self.is_local = job.checkpoint.is_local
-        # On a mounted storage all workers read the same files, otherwise those of a node their copy.
-        if self.is_local:
-            self.state_reader = (context.get_world_rank(), world_size)
-        else:
-            self.state_reader = (self.local_rank, context.get_local_world_size())
+        # On a mounted storage all workers read the same files; from a remote one, each node makes a copy.
+        self.reader_rank, self.readers = context.get_world_rank(), world_size
+        if not self.is_local:
+            self.reader_rank, self.readers = self.local_rank, context.get_local_world_size()
         self.states_url = f"{job.checkpoint.url}/{STATE_FOLDER}"
         # Rounded up, so that one poll of all workers together can fill a global batch.
         self.rows_per_poll = math.ceil(job.study.samples_per_batch / world_size)
@@ -173,7 +172,7 @@ class RaySession:
             with contextlib.suppress(FileNotFoundError):
                 state.to_directory(copy)
         self.dist.all_gather_object("copied")
-        # After an error, other workers may still read the copy; restarted ones remove it.
+        # Not after an error: other workers may still read the copy. The next ones on this node remove it.
         yield copy
         self.dist.all_gather_object("read")
         if self.local_rank == 0:

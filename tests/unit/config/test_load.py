@@ -43,6 +43,8 @@ def test_load_recipe_accepts_every_built_in_recipe() -> None:
         ("learning_rate=1", "learning_rate: unknown field; did you mean 'training.learning_rate'?"),
         ("lerning_rate=1", "lerning_rate: unknown field; did you mean 'training.learning_rate'?"),
         ("slot=3", "slot: unknown field; did you mean 'evaluation.slots'?"),
+        ("mode=staged", "mode: unknown field; did you mean 'runtime.mode'?"),
+        ("data.candidates=2", "data.candidates: unknown field; did you mean 'sampling.candidates'?"),
         ("data.max_new_token=3", "data.max_new_token: unknown field; did you mean 'evaluation.max_new_tokens'?"),
         ("training.betas=1", "training.betas: input should be a list, for example [0, 9], got 1"),
         ("data={format: jsonl, path: x, hops: 2}", "data.hops: input should be a list, for example [2], got 2"),

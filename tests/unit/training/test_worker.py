@@ -47,7 +47,7 @@ class FakeSession:
     def __init__(self, *states: Path) -> None:
         self.states = states
         self.dist = DistContext()
-        self.state_reader = (0, 1)
+        self.reader_rank, self.readers = 0, 1
         self.closed: list[str] = []
         self.warned: list[str] = []
         self.warn = self.warned.append

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from pipelines.executors import local
+from pipelines.executors import local, saved_steps
 from pipelines.executors.local import LocalSession, _EventLoop
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
-from pos2distill.errors import Terminated
+from pos2distill.errors import Terminated, UserError
 from pos2distill.store import retry
 from pos2distill.store.artifacts import Artifact
 from tests.support.paths import ODD_NAME
@@ -96,11 +96,11 @@ def session(make_recipe: Callable[..., Recipe]) -> LocalSession:
     return made
 
 
-def save(session: LocalSession, folder: Path) -> str:
+def save(session: LocalSession, folder: Path, step: int = 3) -> str:
     """Save a state. Returns its name."""
     folder.mkdir()
     (folder / "state.json").write_text("{}")
-    session.save_checkpoint(3, folder)
+    session.save_checkpoint(step, folder)
     return list(local.LOCAL_STATES.read(session.checkpoint))[-1]
 
 
@@ -151,9 +151,10 @@ def test_a_listed_state_that_is_missing_is_taken_off_the_list(
     session: LocalSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Otherwise the next state that is saved would replace the only one that is left."""
-    left, missing = save(session, tmp_path / "state"), save(session, tmp_path / "state")
+    left, missing = save(session, tmp_path / "state"), save(session, tmp_path / "state", 6)
     folder = Path(session.checkpoint.path) / "training" / "local"
     shutil.rmtree(folder / missing)
+    assert saved_steps(session.checkpoint) == {"local": 3}
     local.LOCAL_STATES.repair(session.checkpoint)
     assert capsys.readouterr().err == (
         f"warning: {folder}/{missing}: missing, but listed in latest.json; training continues from the state at step "
@@ -162,6 +163,35 @@ def test_a_listed_state_that_is_missing_is_taken_off_the_list(
     new = save(session, tmp_path / "state")
     assert list(local.LOCAL_STATES.read(session.checkpoint)) == [left, new]
     assert (folder / left / "state.json").exists()
+    for name in (left, new):
+        shutil.rmtree(folder / name)
+    for look in (saved_steps, local.LOCAL_STATES.repair):
+        with pytest.raises(UserError) as caught:
+            look(session.checkpoint)
+        assert str(caught.value) == (
+            f"{folder}/{new}: missing, but listed in latest.json; remove {folder.parent} to train again from the "
+            f"samples"
+        )
+    assert list(local.LOCAL_STATES.read(session.checkpoint)) == [left, new]
+
+
+@pytest.mark.parametrize("storage", ["memory", "disk"])
+def test_states_in_a_folder_that_cannot_be_listed_are_not_missing(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: str
+) -> None:
+    """As of a bucket that is busy. Otherwise the message would say that the training must begin again."""
+    session = object.__new__(LocalSession)
+    url = f"memory://{uuid.uuid4().hex}" if storage == "memory" else str(tmp_path / "run")
+    session.checkpoint, session.keep = make_plan(make_recipe(runtime={"storage": url})).distill.artifact, 2
+    save(session, tmp_path / "state")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EBUSY, "Please reduce your request rate.")
+
+    monkeypatch.setattr(type(session.checkpoint.fs), "ls", fail)
+    for look in (local.LOCAL_STATES.present, local.LOCAL_STATES.repair):
+        with pytest.raises((OSError, UserError), match="reduce your request rate"):
+            look(session.checkpoint)
 
 
 def test_a_state_that_is_missing_in_a_remote_storage_is_an_empty_folder(

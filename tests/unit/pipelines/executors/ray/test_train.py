@@ -111,6 +111,32 @@ def test_arrow_filesystem_writes_a_local_list_whole_or_not_at_all(
     assert [each.name for each in Path(artifact.path).iterdir()] == ["checkpoint_manager_snapshot.json"]
 
 
+def test_a_list_that_cannot_be_written_at_its_end_does_not_replace_the_one_before(
+    make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a mount with a quota that writes when a file is closed."""
+    artifact = make_plan(make_recipe()).distill.artifact
+    filesystem = arrow_filesystem(artifact)
+    filesystem.create_dir(artifact.path)
+    path = Path(artifact.path) / "checkpoint_manager_snapshot.json"
+    path.write_bytes(b"before")
+    monkeypatch.setattr("pipelines.executors.ray.states.FileIO", OverQuota)
+    with pytest.raises(OSError, match="quota"), filesystem.open_output_stream(str(path)) as file:
+        file.write(b"after")
+    assert path.read_bytes() == b"before"
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+class OverQuota(io.FileIO):
+    """A file that finds out at its end that it cannot be written."""
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        super().close()
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+
 class FullDisk(io.FileIO):
     """A file, the first write to which takes two bytes, and the next one none."""
 
@@ -255,9 +281,12 @@ def test_states_that_are_all_missing_are_named(
     for state in (Path(artifact.path) / "training").glob("checkpoint_?"):
         state.rmdir()
     with pytest.raises(UserError) as caught:
+        saved_steps(artifact)  # before anything is started
+    with pytest.raises(UserError) as again:
         RAY_STATES.repair(artifact)
+    assert str(again.value) == str(caught.value)
     assert str(caught.value) == (
-        f"{artifact.url}/training/checkpoint_3: missing, but listed in checkpoint_manager_snapshot.json; remove "
+        f"{artifact.url}/training/checkpoint_9: missing, but listed in checkpoint_manager_snapshot.json; remove "
         f"{artifact.url}/training to train again from the samples"
     )
     assert len(RAY_STATES.read(artifact)) == 3
@@ -266,8 +295,7 @@ def test_states_that_are_all_missing_are_named(
 @pytest.fixture
 def session() -> RaySession:
     made = object.__new__(RaySession)  # the constructor asks Ray Train for the worker's rank
-    made.dist, made.local_rank, made.state_reader = DistContext(), 0, (0, 1)
-    made.node_rank, made.is_local = 0, False
+    made.dist, made.local_rank, made.node_rank, made.is_local = DistContext(), 0, 0, False
     made.states_url = "s3://bucket/checkpoint-1/training"
     return made
 
@@ -317,7 +345,8 @@ def test_each_copy_of_a_state_is_checked_by_those_who_read_it(
         study=SimpleNamespace(samples_per_batch=4),
     )
     other: Any = None
-    assert RaySession(job, other, other).state_reader == expected
+    session = RaySession(job, other, other)
+    assert (session.reader_rank, session.readers) == expected
 
 
 def test_saved_states_of_a_new_run_are_none(session: RaySession, monkeypatch: pytest.MonkeyPatch) -> None:
