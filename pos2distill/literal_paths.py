@@ -22,7 +22,6 @@ def list_matching(fs: fsspec.AbstractFileSystem, folder: str, pattern: str, *, w
         OSError: if the folder cannot be listed. Of the folders in it, which a pattern with `/` needs, those that cannot
             be listed are left out: other processes may remove them meanwhile.
     """
-    require_listable(fs, folder)
     fs.invalidate_cache(folder)
     options = {}
     stem = re.split(r"[*?\[/]", pattern, maxsplit=1)[0]
@@ -34,6 +33,7 @@ def list_matching(fs: fsspec.AbstractFileSystem, folder: str, pattern: str, *, w
     if depth == 1 and not options:
         paths = _content(fs, folder, with_folders=with_folders)
     else:
+        require_listable(fs, folder)
         paths = fs.find(folder, maxdepth=depth, withdirs=with_folders, **options)
     for path in paths:
         name = PurePosixPath(path[start:])

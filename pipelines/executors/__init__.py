@@ -25,7 +25,7 @@ def saved_steps(checkpoint: Artifact) -> dict[str, int]:
     """The step of the newest training state in a checkpoint, by the executor that saved it. Each has a list of its own.
 
     Raises:
-        UserError: if a list is corrupt.
+        UserError: if a list is corrupt, or all of its states are missing.
     """
     found = {"local": LOCAL_STATES.present(checkpoint), "ray": RAY_STATES.present(checkpoint)}
     return {name: list(states.values())[-1] for name, states in found.items() if states}

@@ -43,20 +43,20 @@ class TrainingProgress:
             CorruptState: if the file is missing or corrupt.
             UserError: if it is of another number of samples.
         """
-        path = folder / _PROGRESS_FILE
+        file = f"{url}/{_PROGRESS_FILE}"
         try:
-            raw = json.loads(path.read_text())
+            raw = json.loads((folder / _PROGRESS_FILE).read_text())
             done = base64.b64decode(raw["done"], validate=True)
             step, epoch, stored = int(raw["step"]), int(raw["epoch"]), int(raw["samples"])
             checksum = raw["checksum"]
         except FileNotFoundError:
-            raise CorruptState(f"{url}/{_PROGRESS_FILE}: missing") from None
+            raise CorruptState(f"{file}: missing") from None
         except (ValueError, KeyError, TypeError) as error:
-            raise CorruptState(f"{url}/{_PROGRESS_FILE}: corrupt ({error})") from None
+            raise CorruptState(f"{file}: corrupt ({error})") from None
         if checksum != _checksum(step, epoch, stored, done):
-            raise CorruptState(f"{url}/{_PROGRESS_FILE}: corrupt (it does not match its checksum)")
+            raise CorruptState(f"{file}: corrupt (it does not match its checksum)")
         if stored != samples:
-            raise UserError(f"{url}/{_PROGRESS_FILE}: is of a run with {stored} samples, expected {samples}")
+            raise UserError(f"{file}: is of a run with {stored} samples, expected {samples}")
         # `packbits` fills the last byte with zeros; `count` removes them.
         return cls(step, epoch, np.unpackbits(np.frombuffer(done, np.uint8), count=stored).astype(bool))
 

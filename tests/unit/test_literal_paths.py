@@ -62,8 +62,9 @@ def test_list_matching_sees_what_was_written_since(opened: Opened) -> None:
     assert opened.matching("part-*") == ["part-1", "part-2", "part-3"]
 
 
+@pytest.mark.parametrize(("pattern", "function"), [("part-*", "scandir"), ("*/part-*", "listdir")])
 def test_list_matching_raises_for_a_folder_that_cannot_be_listed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str, function: str
 ) -> None:
     """fsspec shows it as an empty one: as if nothing had been stored, for as long as a mount is stale."""
     (tmp_path / "part-1").touch()
@@ -73,9 +74,9 @@ def test_list_matching_raises_for_a_folder_that_cannot_be_listed(
         raise OSError(errno.ESTALE, "Stale file handle", path)
 
     with monkeypatch.context() as patched:
-        patched.setattr(os, "listdir", fail)
+        patched.setattr(os, function, fail)
         with pytest.raises(OSError, match="Stale"):
-            list_matching(fs, str(tmp_path), "part-*")
+            list_matching(fs, str(tmp_path), pattern)
     assert list_matching(fs, str(tmp_path), "part-*") == [str(tmp_path / "part-1")]
 
 

@@ -81,13 +81,19 @@ def test_arrow_filesystem_wraps_the_artifacts_own(make_recipe: Callable[..., Rec
     assert not artifact.fs.exists(f"{artifact.path}/state")
 
 
-def test_arrow_filesystem_writes_a_local_list_whole_or_not_at_all(
-    make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def local_list(make_recipe: Callable[..., Recipe]) -> tuple[pyarrow.fs.FileSystem, str]:
+    """Ray Train's file system of a local checkpoint, and the path of its list of states, which is not there yet."""
     artifact = make_plan(make_recipe()).distill.artifact
     filesystem = arrow_filesystem(artifact)
     filesystem.create_dir(artifact.path)
-    path = f"{artifact.path}/checkpoint_manager_snapshot.json"
+    return filesystem, f"{artifact.path}/checkpoint_manager_snapshot.json"
+
+
+def test_arrow_filesystem_writes_a_local_list_whole_or_not_at_all(
+    local_list: tuple[pyarrow.fs.FileSystem, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filesystem, path = local_list
 
     def write(data: bytes) -> None:
         with filesystem.open_output_stream(path) as file:
@@ -102,29 +108,26 @@ def test_arrow_filesystem_writes_a_local_list_whole_or_not_at_all(
     with pytest.raises(OSError, match="No space left on device"):
         write(b"third")
     assert Path(path).read_bytes() == b"second" * 1000
-    assert [each.name for each in Path(artifact.path).iterdir()] == ["checkpoint_manager_snapshot.json"]
+    assert [each.name for each in Path(path).parent.iterdir()] == ["checkpoint_manager_snapshot.json"]
     monkeypatch.undo()
     monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
     with pytest.raises(OSError, match="Input/output error"):
         write(b"fourth")
     assert Path(path).read_bytes() == b"second" * 1000
-    assert [each.name for each in Path(artifact.path).iterdir()] == ["checkpoint_manager_snapshot.json"]
+    assert [each.name for each in Path(path).parent.iterdir()] == ["checkpoint_manager_snapshot.json"]
 
 
 def test_a_list_that_cannot_be_written_at_its_end_does_not_replace_the_one_before(
-    make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+    local_list: tuple[pyarrow.fs.FileSystem, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a mount with a quota that writes when a file is closed."""
-    artifact = make_plan(make_recipe()).distill.artifact
-    filesystem = arrow_filesystem(artifact)
-    filesystem.create_dir(artifact.path)
-    path = Path(artifact.path) / "checkpoint_manager_snapshot.json"
-    path.write_bytes(b"before")
+    filesystem, path = local_list
+    Path(path).write_bytes(b"before")
     monkeypatch.setattr("pipelines.executors.ray.states.FileIO", OverQuota)
-    with pytest.raises(OSError, match="quota"), filesystem.open_output_stream(str(path)) as file:
+    with pytest.raises(OSError, match="quota"), filesystem.open_output_stream(path) as file:
         file.write(b"after")
-    assert path.read_bytes() == b"before"
-    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    assert Path(path).read_bytes() == b"before"
+    assert [each.name for each in Path(path).parent.iterdir()] == ["checkpoint_manager_snapshot.json"]
 
 
 class OverQuota(io.FileIO):
