@@ -1,9 +1,9 @@
 """What `pip install .` installs, in an environment of its own, used from another folder."""
 
-import asyncio
 import base64
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -12,15 +12,20 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
-from transformers import LlamaConfig
 
 import pos2distill
-from pos2distill.config import ModelSection
 from pos2distill.config.read import recipe_names
-from pos2distill.sampling.engines.protocol import Completion, SamplingParams
-from tests.support.engines import hf_engine
-from tests.support.models import POSITIONAL, build_model, draw_tokens
+from pos2distill.models.rope.curves import CONFIG_KEY
 from tests.support.paths import PROJECT
+from tests.support.served import (
+    START_SECONDS,
+    TOY,
+    VLLM_SERVE,
+    assert_same_answers,
+    evaluate_toy,
+    served,
+    settings_of_server,
+)
 
 # One group, so that pip installs once however many processes run the tests.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("packaging")]
@@ -164,45 +169,32 @@ def test_installed_package_runs_a_study_in_a_notebook(
     assert (folder / "runs" / "quickstart" / "report" / "index.html").exists()
 
 
-VLLM_SCRIPT = """
-import json
-import sys
-from pathlib import Path
-
-from vllm import LLM, SamplingParams
-
-if __name__ == "__main__":
-    folder, prompts = sys.argv[1], json.loads(sys.argv[2])
-    model = LLM(folder, dtype="float32", max_model_len=256, enforce_eager=True, skip_tokenizer_init=True)
-    answers = model.generate(
-        [{"prompt_token_ids": prompt} for prompt in prompts],
-        SamplingParams(temperature=0, max_tokens=8, stop_token_ids=[2], detokenize=False),
-    )
-    Path("answers.json").write_text(json.dumps([list(answer.outputs[0].token_ids) for answer in answers]))
-"""
+def with_scales(scales: list[float], folder: Path) -> Path:
+    """A copy of the toy whose config.json has these scales."""
+    shutil.copytree(TOY, folder)
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {CONFIG_KEY: scales}))
+    return folder
 
 
-def test_vllm_alone_has_the_scales_of_a_folder_once_the_package_is_installed(
-    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.timeout(2 * START_SECONDS)
+@pytest.mark.parametrize("carrier", ["config.json", "--hf-overrides"])
+def test_vllm_serves_a_model_with_its_scales_once_the_package_is_installed(
+    installed: Path, tmp_path: Path, carrier: str
 ) -> None:
-    """As `vllm serve` would: vLLM finds the plugin by its entry point; the script names nothing of this project."""
-    model = build_model(LlamaConfig(**POSITIONAL))
-    prompts = draw_tokens((60, 90, 120, 150), seed=0)
-    folders = {"plain": None, "scaled": [1.0, 1.2, 1.6, 2.0]}
-    expected = {}
-    for name, scales in folders.items():
-        model.config.pos2distill_rope_scales = scales
-        model.save_pretrained(tmp_path / name)
-        engine = hf_engine(ModelSection(path=str(tmp_path / name), dtype="float32"))
-        answers = asyncio.run(engine.generate(prompts, SamplingParams(0.0, 1.0, 8, stop_ids=(2,)), [0] * len(prompts)))
-        expected[name] = [each.token_ids.tolist() for each in answers if isinstance(each, Completion)]
-    assert expected["plain"] != expected["scaled"]
-
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    script = tmp_path / "script.py"
-    script.write_text(VLLM_SCRIPT)
-    words = [prompt.tolist() for prompt in prompts]
-    done = run(installed / "python", script, tmp_path / "scaled", json.dumps(words), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "answers.json").read_text()) == expected["scaled"]
+    """vLLM finds the plugin by its entry point: the server's command names nothing else of this project."""
+    scales = [1.0, 1.4, 1.8]
+    on_transformers = ("model.engine=hf", "runtime.samplers.threads=1")
+    plain = evaluate_toy(tmp_path / "plain", *on_transformers)
+    scaled = evaluate_toy(
+        tmp_path / "by-engine", *on_transformers, "inference.method=lpes", f"inference.scales={scales}"
+    )
+    # Otherwise a server that ignores scales would pass.
+    assert scaled.curve.accuracy_by_slot != plain.curve.accuracy_by_slot
+    if carrier == "config.json":
+        options = ["--model", str(with_scales(scales, tmp_path / "toy"))]
+    else:
+        options = ["--model", str(TOY), "--hf-overrides", json.dumps({CONFIG_KEY: scales})]
+    command = (*VLLM_SERVE, *options, "--served-model-name", "toy")
+    with served(command, tmp_path, python=installed / "python") as base_url:
+        assert_same_answers(evaluate_toy(tmp_path / "by-server", *settings_of_server(base_url, "toy")), scaled)
