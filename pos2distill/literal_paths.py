@@ -3,8 +3,9 @@
 import contextlib
 import glob
 import os
-import re
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem
@@ -14,41 +15,38 @@ from fsspec.implementations.local import LocalFileSystem
 def list_matching(fs: fsspec.AbstractFileSystem, folder: str, pattern: str, *, with_folders: bool = False) -> list[str]:
     """The files in a folder whose names match, sorted; those that other processes wrote too. Empty without it.
 
+    Not by `find`, which shows a folder that it cannot list as an empty one (fsspec 2026.9).
+
     Args:
         folder: the folder, read literally.
         pattern: pattern of paths in it, such as `part-*.parquet` or `*/manifest.json`; each name is one of `fnmatch`.
         with_folders: list folders that match too.
     Raises:
-        OSError: if the folder cannot be listed. Of the folders in it, which a pattern with `/` needs, those that cannot
-            be listed are left out: other processes may remove them meanwhile.
+        OSError: if the folder, or one in it that a pattern with `/` needs, cannot be listed. Those in it that this user
+            may not read are left out, such as the `lost+found` of a volume.
     """
+    *parents, last = pattern.split("/")
+    folders = [folder]
+    for name in parents:
+        folders = [entry["name"] for each in folders for entry in _entries(fs, each, name, is_root=each == folder)]
+    matching = [entry for each in folders for entry in _entries(fs, each, last, is_root=each == folder)]
+    return sorted(entry["name"] for entry in matching if with_folders or entry["type"] != "directory")
+
+
+def _entries(fs: fsspec.AbstractFileSystem, folder: str, pattern: str, *, is_root: bool) -> list[dict[str, Any]]:
+    """What is in a folder and has a name that matches. Empty for what is no folder, and none any more."""
     fs.invalidate_cache(folder)
-    options = {}
-    stem = re.split(r"[*?\[/]", pattern, maxsplit=1)[0]
-    if stem and isinstance(fs, AsyncFileSystem):
-        options["prefix"] = stem  # so that an object store lists no others; `glob` of fsspec passes it too
-    depth = pattern.count("/") + 1
-    start = len(folder.rstrip("/")) + 1
-    matching = []
-    if depth == 1 and not options:
-        paths = _content(fs, folder, with_folders=with_folders)
-    else:
-        require_listable(fs, folder)
-        paths = fs.find(folder, maxdepth=depth, withdirs=with_folders, **options)
-    for path in paths:
-        name = PurePosixPath(path[start:])
-        if len(name.parts) == depth and name.match(pattern):
-            matching.append(str(path))
-    return sorted(matching)
-
-
-def _content(fs: fsspec.AbstractFileSystem, folder: str, *, with_folders: bool) -> list[str]:
-    """The paths in a folder. Not by `find`, which shows one that it cannot list as an empty one (fsspec 2026.9)."""
     try:
         entries = fs.ls(folder, detail=True)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return [entry["name"] for entry in entries if with_folders or entry["type"] != "directory"]
+    except PermissionError:
+        if is_root:
+            raise
+        return []
+    # Of a file, `ls` shows the file itself.
+    inside = [entry for entry in entries if entry["name"].rstrip("/").rpartition("/")[0] == folder.rstrip("/")]
+    return [entry for entry in inside if fnmatchcase(PurePosixPath(entry["name"]).name, pattern)]
 
 
 def require_listable(fs: fsspec.AbstractFileSystem, folder: str) -> None:

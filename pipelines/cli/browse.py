@@ -63,11 +63,15 @@ def add_browsing(add_command: Callable[[str, str, str], argparse.ArgumentParser]
     export.add_argument("folder", metavar="FOLDER", type=Path, help="output folder, which must be new or empty")
     push = add_command("push", "upload a run's checkpoint and its model card to the Hugging Face hub", _PUSH)
     push.add_argument("run", metavar="RUN", help="the storage of a run, or its folder checkpoint-FINGERPRINT")
-    push.add_argument("repository", metavar="OWNER/NAME", help="repository on the hub, created if it does not exist")
+    push.add_argument(
+        "repository",
+        metavar="OWNER/NAME",
+        help="repository on the hub, created if it does not exist; an earlier model's weights and adapters are deleted",
+    )
     push.add_argument(
         "--private", action="store_true", help="create a private repository; an existing public one is an error"
     )
-    push.add_argument("--dry-run", action="store_true", help="list the files and their sizes, and upload nothing")
+    push.add_argument("--dry-run", action="store_true", help="list the files and their sizes, and ask no hub")
     for command in (runs, compare, export, push):
         command.add_argument("--json", action="store_true", help="print the result as JSON")
 

@@ -212,6 +212,7 @@ class LocalSession:
         self.device = torch.device("cuda" if job.runtime.trainers.gpus else "cpu")
         self.checkpoint = job.checkpoint
         self.keep = job.runtime.checkpoints.keep
+        self.corrupt_states: set[str] = set()
         self.samples: Any = samples
         # The loader's thread polls while this thread may close after an error.
         self.samples_lock = threading.Lock()
@@ -236,7 +237,10 @@ class LocalSession:
 
     def saved_states(self) -> Iterator[str]:
         """See `WorkerSession.saved_states`. Yields names of folders."""
-        yield from reversed(LOCAL_STATES.read(self.checkpoint))
+        for state in reversed(LOCAL_STATES.read(self.checkpoint)):
+            yield state
+            # The next one is asked for only if this one is corrupt.
+            self.corrupt_states.add(state)
 
     def state_url(self, state: str) -> str:
         """See `WorkerSession.state_url`."""
@@ -252,9 +256,9 @@ class LocalSession:
         copy = scratch / "resume"
         copy.mkdir()
         # In an empty folder, whoever reads the state finds its files missing.
-        with contextlib.suppress(FileNotFoundError):
-            download(self.checkpoint.fs, path, copy)
         try:
+            with contextlib.suppress(FileNotFoundError):
+                retry_while_unreachable(lambda: download(self.checkpoint.fs, path, copy), self.warn)
             yield copy
         finally:
             shutil.rmtree(copy)
@@ -271,13 +275,14 @@ class LocalSession:
 
         retry_while_unreachable(upload, self.warn)
         shutil.rmtree(folder)
-        saved = [*LOCAL_STATES.read(self.checkpoint), name]
-        retry_while_unreachable(
-            lambda: self.checkpoint.write_json(f"{_STATE}/{_LATEST}", saved[-self.keep :]), self.warn
-        )
+        earlier = list(retry_while_unreachable(lambda: LOCAL_STATES.read(self.checkpoint), self.warn))
+        # A corrupt one must not take the place of one that is intact.
+        kept = [*(state for state in earlier if state not in self.corrupt_states), name][-self.keep :]
+        retry_while_unreachable(lambda: self.checkpoint.write_json(f"{_STATE}/{_LATEST}", kept), self.warn)
         # Last, so that a run that is killed here leaves unused folders and never a list with missing ones.
-        for old in saved[: -self.keep]:
-            retry_while_unreachable(functools.partial(self.checkpoint.remove, f"{_STATE}/{old}"), self.warn)
+        for old in earlier:
+            if old not in kept:
+                retry_while_unreachable(functools.partial(self.checkpoint.remove, f"{_STATE}/{old}"), self.warn)
 
     def stop_requested(self) -> bool:
         """See `WorkerSession.stop_requested`."""

@@ -37,74 +37,71 @@ class StateList:
             UserError: if the list is corrupt, with what to do.
         """
         content = self._content(checkpoint)
-        return {} if content is None else self._checked(checkpoint, content)
+        return {} if content is None else self._parsed(checkpoint, content)
 
     def present(self, checkpoint: Artifact) -> dict[str, int]:
-        """As `read`, without states that are missing.
+        """As `read`, without states that are missing. Another process may be training.
 
         Raises:
             UserError: also if all listed states are missing.
         """
-        listed = self.read(checkpoint)
-        return self._left(checkpoint, listed, self._paths(checkpoint)) if listed else {}
+        listed: dict[str, int] = {}
+        # Twice, since the other process may save or remove states after the list was read.
+        for _ in range(2):
+            listed = self.read(checkpoint)
+            present = _present_among(listed, self._paths(checkpoint))
+            if present or not listed:
+                return present
+        # Once an artifact is published, its states are removed, and the list last.
+        if checkpoint.is_finished:
+            return {}
+        raise self._all_missing(checkpoint, listed)
 
     def repair(self, checkpoint: Artifact) -> None:
-        """Make the list and the states agree.
+        """Make the list and the states agree, before a run that alone has the lease of the storage.
 
         States that are not listed, since their upload was cut off, are removed: they would fill the disk. Listed states
-        that are missing are taken off the list, with a warning: they would count among those that are kept.
+        that are missing are taken off the list, with a warning: they would count among those that are kept. Without a
+        list all states stay, with a warning, since somebody may have lost it.
 
         Raises:
-            UserError: as `present`.
+            UserError: if the list is corrupt, or all listed states are missing.
         """
         with storage_errors(checkpoint.url, "runtime.storage"):
             content, paths = self._content(checkpoint), self._paths(checkpoint)
-            listed: dict[str, int] = {}
-            if content is not None:
-                listed = self._checked(checkpoint, content)
-                left = self._left(checkpoint, listed, paths)
-                missing = [name for name in listed if name not in left]
-                if missing:
-                    write_bytes(checkpoint.fs, self._path(checkpoint), self.without(content, missing))
-                    self._warn(checkpoint, missing, list(left.values())[-1])
+            if content is None:
+                if paths:
+                    warn(
+                        f"{self._url(checkpoint)}/{self.file}: missing, so that training begins again; left beside "
+                        f"it: {', '.join(sorted(paths))}"
+                    )
+                return
+            listed = self._parsed(checkpoint, content)
+            present = _present_among(listed, paths)
+            if listed and not present:
+                raise self._all_missing(checkpoint, listed)
+            missing = [name for name in listed if name not in present]
+            if missing:
+                write_bytes(
+                    checkpoint.fs, f"{checkpoint.path}/{self.folder}/{self.file}", self.without(content, missing)
+                )
+                self._warn_of_missing(checkpoint, missing, listed)
             for name, path in paths.items():
                 if name not in listed:
                     remove(checkpoint.fs, path)
 
+    def _url(self, checkpoint: Artifact) -> str:
+        return f"{checkpoint.url}/{self.folder}"
+
     def _content(self, checkpoint: Artifact) -> bytes | None:
-        return read_if_any(checkpoint.fs, self._path(checkpoint))
+        return read_if_any(checkpoint.fs, f"{checkpoint.path}/{self.folder}/{self.file}")
 
-    def _path(self, checkpoint: Artifact) -> str:
-        return f"{checkpoint.path}/{self.folder}/{self.file}"
-
-    def _checked(self, checkpoint: Artifact, content: bytes) -> dict[str, int]:
+    def _parsed(self, checkpoint: Artifact, content: bytes) -> dict[str, int]:
         try:
             return self.parse(content)
         except (ValueError, KeyError, TypeError):
-            raise UserError(
-                f"{checkpoint.url}/{self.folder}/{self.file}: corrupt; {train_again_hint(checkpoint)}"
-            ) from None
-
-    def _left(self, checkpoint: Artifact, listed: dict[str, int], paths: Collection[str]) -> dict[str, int]:
-        """The listed states that are not missing.
-
-        Raises:
-            UserError: if all of them are.
-        """
-        left = {name: step for name, step in listed.items() if name in paths}
-        if listed and not left:
-            raise UserError(
-                f"{checkpoint.url}/{self.folder}/{list(listed)[-1]}: missing, but listed in {self.file}; "
-                f"{train_again_hint(checkpoint)}"
-            )
-        return left
-
-    def _warn(self, checkpoint: Artifact, missing: list[str], step: int) -> None:
-        for name in missing:
-            warn(
-                f"{checkpoint.url}/{self.folder}/{name}: missing, but listed in {self.file}; training continues from "
-                f"the state at step {step}"
-            )
+            url = self._url(checkpoint)
+            raise UserError(f"{url}/{self.file}: corrupt; {train_again_hint(checkpoint, self.folder)}") from None
 
     def _paths(self, checkpoint: Artifact) -> dict[str, str]:
         """The paths of the states that are there, listed or not, by name."""
@@ -112,3 +109,20 @@ class StateList:
         paths = {path.rstrip("/").rpartition("/")[2]: path for path in found}
         paths.pop(self.file, None)
         return paths
+
+    def _all_missing(self, checkpoint: Artifact, listed: dict[str, int]) -> UserError:
+        return UserError(
+            f"{self._url(checkpoint)}/{list(listed)[-1]}: missing, but listed in {self.file}; "
+            f"{train_again_hint(checkpoint, self.folder)}"
+        )
+
+    def _warn_of_missing(self, checkpoint: Artifact, missing: list[str], listed: dict[str, int]) -> None:
+        line = f"{self._url(checkpoint)}/{', '.join(missing)}: missing, but listed in {self.file}"
+        if list(listed)[-1] in missing:
+            newest = next(step for name, step in reversed(listed.items()) if name not in missing)
+            line = f"{line}; training continues from the state at step {newest}"
+        warn(line)
+
+
+def _present_among(listed: dict[str, int], paths: Collection[str]) -> dict[str, int]:
+    return {name: step for name, step in listed.items() if name in paths}

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pos2distill.errors import UserError
-from pos2distill.literal_paths import download
+from pos2distill.literal_paths import download, require_listable
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.checkpoint_layout import ADAPTER_FOLDER, MODEL_CARD, MODEL_FOLDER
 from pos2distill.urls import storage_errors
@@ -28,7 +28,9 @@ _EARLIER = re.compile(
 def push_checkpoint(run: str, repository: str, *, private: bool = False) -> str:
     """Upload a run's model as a commit to OWNER/NAME, which is made if it does not exist. Returns its URL.
 
-    Adapters that the checkpoint has by themselves go into the folder `adapter` there, in a commit of their own.
+    Weights, their indexes and adapters that are in the repository, and not in this checkpoint, are deleted there: they
+    would be loaded in its place. Adapters that the checkpoint has by themselves go into the folder `adapter` there, in
+    a commit of their own.
 
     The hub's library knows the token (HF_TOKEN or `hf auth login`) and the hub's address (HF_ENDPOINT). It uploads no
     file twice, so the same call continues after an interruption.
@@ -83,8 +85,9 @@ def files_to_push(run: str, repository: str) -> dict[str, int]:
     with storage_errors(artifact.url, "RUN"):
         for folder, target in folders.items():
             root = f"{artifact.path}/{folder}"
-            for path in sorted(artifact.fs.find(root)):
-                files[f"{target}{path[len(root) + 1 :]}"] = artifact.fs.size(path)
+            require_listable(artifact.fs, root)
+            for path, entry in sorted(artifact.fs.find(root, detail=True).items()):
+                files[f"{target}{path[len(root) + 1 :]}"] = entry["size"]
     return files
 
 

@@ -29,6 +29,8 @@ _OTHER_NAMES = {
     "per_device_train_batch_size": "training.global_batch_rows",
     "bf16": "training.precision",
     "model_name_or_path": "model.path",
+    "model.name": "model.path",
+    "data.name": "data.path",
     "max_model_len": "model.max_length",
     "num_docs": "data.documents",
     "positions": "evaluation.slots",
@@ -220,7 +222,9 @@ def _describe_unknown(location: tuple[int | str, ...], root: type[Section], pref
     # The name may be that of a setting in another section, with or without a typing error.
     settings: dict[str, list[str]] = {}
     for dotted in dotted_names(root):
-        settings.setdefault(dotted.rpartition(".")[2], []).append(dotted)
+        # A recipe's own name and description are not what somebody looks for in a section.
+        if not field.path or dotted not in ("name", "description"):
+            settings.setdefault(dotted.rpartition(".")[2], []).append(dotted)
     near = difflib.get_close_matches(unknown, sorted(settings), n=1, cutoff=_SIMILAR)
     is_near_own = bool(difflib.get_close_matches(unknown, own, n=1, cutoff=_SIMILAR))
     # An item of a list has names of its own.

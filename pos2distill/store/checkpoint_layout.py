@@ -10,9 +10,13 @@ MODEL_CARD = "README.md"
 ADAPTER_FOLDER = "adapter"
 
 
-def train_again_hint(checkpoint: Artifact) -> str:
-    """For a message on training state that cannot be used: what to do."""
-    return f"remove {checkpoint.url}/{STATE_FOLDER} to train again from the samples"
+def train_again_hint(checkpoint: Artifact, folder: str = STATE_FOLDER) -> str:
+    """For a message on training states that cannot be used: what to do.
+
+    Args:
+        folder: the folder of the states in the checkpoint.
+    """
+    return f"remove {checkpoint.url}/{folder} to train again from the samples"
 
 
 def model_url(checkpoint: Artifact) -> str:

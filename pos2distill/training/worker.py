@@ -116,7 +116,7 @@ def resume(
             if not isinstance(found, UserError):
                 stored, progress = found
                 strategy.load_state(stored)
-        # Here, where the context has removed its copy of the state.
+        # After the `with` block, which has removed its copy of the state.
         if isinstance(found, CorruptState):
             corrupt.append(found)
         elif isinstance(found, UserError):

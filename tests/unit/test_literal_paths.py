@@ -1,5 +1,7 @@
 import errno
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,22 +64,49 @@ def test_list_matching_sees_what_was_written_since(opened: Opened) -> None:
     assert opened.matching("part-*") == ["part-1", "part-2", "part-3"]
 
 
-@pytest.mark.parametrize(("pattern", "function"), [("part-*", "scandir"), ("*/part-*", "listdir")])
+@pytest.fixture
+def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, int], None]:
+    """`refuse(folder, error)`: from now on, listing this folder fails with this `errno`."""
+    scandir = os.scandir
+
+    def apply(folder: Path, error: int) -> None:
+        def fail(path: str) -> Any:
+            if Path(path) == folder:
+                raise OSError(error, os.strerror(error), path)
+            return scandir(path)
+
+        monkeypatch.setattr(os, "scandir", fail)
+
+    return apply
+
+
+@pytest.mark.parametrize("pattern", ["part-*", "*/part-*"])
+@pytest.mark.parametrize("error", [errno.ESTALE, errno.EACCES])
 def test_list_matching_raises_for_a_folder_that_cannot_be_listed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str, function: str
+    tmp_path: Path, refuse: Callable[[Path, int], None], pattern: str, error: int
 ) -> None:
-    """fsspec shows it as an empty one: as if nothing had been stored, for as long as a mount is stale."""
+    """Otherwise it would be as if nothing had been stored, for as long as a mount is stale."""
     (tmp_path / "part-1").touch()
     fs = fsspec.filesystem("file")
+    refuse(tmp_path, error)
+    with pytest.raises(OSError, match=re.escape(os.strerror(error))):
+        list_matching(fs, str(tmp_path), pattern)
 
-    def fail(path: object) -> None:
-        raise OSError(errno.ESTALE, "Stale file handle", path)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(os, function, fail)
-        with pytest.raises(OSError, match="Stale"):
-            list_matching(fs, str(tmp_path), pattern)
-    assert list_matching(fs, str(tmp_path), "part-*") == [str(tmp_path / "part-1")]
+def test_list_matching_leaves_out_inner_folders_that_may_not_be_read_or_are_gone(
+    tmp_path: Path, refuse: Callable[[Path, int], None]
+) -> None:
+    fs = fsspec.filesystem("file")
+    for name in ("run", "lost+found"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").touch()
+    found = str(tmp_path / "run" / "manifest.json")
+    for error in (errno.EACCES, errno.ENOENT):
+        refuse(tmp_path / "lost+found", error)
+        assert list_matching(fs, str(tmp_path), "*/manifest.json") == [found]
+    refuse(tmp_path / "lost+found", errno.ESTALE)
+    with pytest.raises(OSError, match="Stale"):
+        list_matching(fs, str(tmp_path), "*/manifest.json")
 
 
 def test_remove_leaves_what_a_pattern_would_match(opened: Opened) -> None:
@@ -113,7 +142,7 @@ def test_download_copies_the_whole_folder(opened: Opened, tmp_path: Path) -> Non
 
 
 class Bucket(AsyncFileSystem):  # type: ignore[misc]  # untyped
-    """An object store that lists what begins with a prefix in one request, as S3 does."""
+    """An object store that lists what begins with a prefix in one request, as S3 does, and may be busy."""
 
     protocol = "bucket"
     cachable = False
@@ -122,10 +151,21 @@ class Bucket(AsyncFileSystem):  # type: ignore[misc]  # untyped
         super().__init__()
         self.keys = set(keys)
         self.requests: list[str] = []
+        self.busy_folders: set[str] = set()
 
-    async def _find(self, path: str, prefix: str = "", **_: Any) -> list[str]:
-        self.requests.append(f"list {path} {prefix}".strip())
-        return sorted(key for key in self.keys if key == path or key.startswith(f"{path}/{prefix}"))
+    async def _ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        if path in self.busy_folders:
+            raise OSError(errno.EBUSY, "Please reduce your request rate.")
+        self.requests.append(f"list {path}/")
+        inside = {key.removeprefix(f"{path}/") for key in self.keys if key.startswith(f"{path}/")}
+        if not inside:
+            raise FileNotFoundError(path)
+        kinds = {rest.split("/")[0]: "directory" if "/" in rest else "file" for rest in sorted(inside)}
+        return [{"name": f"{path}/{name}", "type": kind, "size": 0} for name, kind in kinds.items()]
+
+    async def _find(self, path: str, **_: Any) -> list[str]:
+        self.requests.append(f"list {path}")
+        return sorted(key for key in self.keys if key == path or key.startswith(f"{path}/"))
 
     async def _rm_file(self, path: str, **_: Any) -> None:
         self.requests.append(f"delete {path}")
@@ -135,10 +175,20 @@ class Bucket(AsyncFileSystem):  # type: ignore[misc]  # untyped
         self.requests.append(f"forget {path}")
 
 
-def test_list_matching_asks_an_object_store_once_for_what_can_match() -> None:
-    bucket = Bucket("b/[1]/part-1", "b/[1]/part-2", "b/1/part-3")
-    assert list_matching(bucket, "b/[1]", "part-*") == ["b/[1]/part-1", "b/[1]/part-2"]
-    assert bucket.requests == ["forget b/[1]", "list b/[1] part-"]
+def test_list_matching_asks_an_object_store_for_the_folders_that_can_match() -> None:
+    bucket = Bucket("b/[1]/x-1/part-1", "b/[1]/x-1/y/part-2", "b/[1]/z/part-3", "b/1/x-1/part-4")
+    assert list_matching(bucket, "b/[1]", "x-*/part-*") == ["b/[1]/x-1/part-1"]
+    assert bucket.requests == ["forget b/[1]", "list b/[1]/", "forget b/[1]/x-1", "list b/[1]/x-1/"]
+
+
+@pytest.mark.parametrize("busy", ["b", "b/x"])
+@pytest.mark.parametrize("pattern", ["*/part-*", "x/*"])
+def test_list_matching_raises_if_an_object_store_is_busy(busy: str, pattern: str) -> None:
+    bucket = Bucket("b/x/part-1")
+    assert list_matching(bucket, "b", pattern) == ["b/x/part-1"]
+    bucket.busy_folders = {busy}
+    with pytest.raises(OSError, match="reduce your request rate"):
+        list_matching(bucket, "b", pattern)
 
 
 def test_remove_asks_an_object_store_for_the_folder_alone() -> None:

@@ -75,7 +75,7 @@ class _LocalFiles(_Files):
 
 
 class _WholeFile:
-    """A file that is written beside its path, and takes its place when it is closed without an error."""
+    """A file that is written beside its path, and takes its place when it is closed with all of its content."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -109,16 +109,18 @@ class _WholeFile:
         """Nothing waits in a buffer."""
 
     def close(self) -> None:
-        """Put the file into its place, unless a part of it could not be written."""
+        """Put the file into its place, unless a part of it could not be written, or nothing was."""
         if self.file.closed:
             return
         try:
-            if not self.failed:
+            # Empty if Ray Train failed to make the content, which it does with the file open.
+            is_whole = not self.failed and self.file.tell() > 0
+            if is_whole:
                 # Else the name could be on the disk before the content, and the list be empty after a power failure.
                 sync_file(self.file.fileno())
             # Before the file takes its place: some mounts write only now, and may find that they cannot.
             self.file.close()
-            if not self.failed:
+            if is_whole:
                 os.replace(self.partial, self.path)
         finally:
             self.file.close()

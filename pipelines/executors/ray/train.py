@@ -170,9 +170,9 @@ class RaySession:
             copy.mkdir(parents=True, exist_ok=True)
             # In an empty folder, whoever reads the state finds its files missing.
             with contextlib.suppress(FileNotFoundError):
-                state.to_directory(copy)
+                retry_while_unreachable(lambda: state.to_directory(copy), self.warn)
         self.dist.all_gather_object("copied")
-        # Not after an error: other workers may still read the copy. The next ones on this node remove it.
+        # After an error the copy stays, since other workers may still read it. The next ones on this node remove it.
         yield copy
         self.dist.all_gather_object("read")
         if self.local_rank == 0:

@@ -72,6 +72,8 @@ def test_load_recipe_accepts_every_built_in_recipe() -> None:
         ("training.num_train_epochs=2", "training.num_train_epochs: unknown field; did you mean 'training.epochs'?"),
         ("training.batch_size=8", "training.batch_size: unknown field; did you mean 'training.global_batch_rows'?"),
         ("sampling.n=4", "sampling.n: unknown field; did you mean 'sampling.candidates'?"),
+        ("model.name=x", "model.name: unknown field; did you mean 'model.path'?"),
+        ("data.name=x", "data.name: unknown field; did you mean 'data.path'?"),
         ("output_dir=x", "output_dir: unknown field; did you mean 'runtime.storage'?"),
         ("evaluation.positions=[1]", "evaluation.positions: unknown field; did you mean 'evaluation.slots'?"),
         ("method=sft", "method: expected a section with fields, such as name: sft, got 'sft'"),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pos2distill.config import ModelSection, Recipe
-from pos2distill.errors import UserError
+from pos2distill.errors import CorruptState, UserError
 from pos2distill.store.artifacts import Artifact
 from pos2distill.training import step_log, worker
 from pos2distill.training.distributed import DistContext
@@ -94,6 +94,26 @@ def test_resume_takes_the_state_before_one_with_a_corrupt_file(tmp_path: Path, n
     (warning,) = session.warned
     assert warning.startswith(f"s3://b/newest/{file}: corrupt (")
     assert warning.endswith("; training continues from an earlier state, at step 3")
+
+
+@pytest.mark.parametrize("corrupt", [0, 1])
+def test_resume_on_one_of_two_readers_checks_its_own_files_and_heeds_the_other(tmp_path: Path, corrupt: int) -> None:
+    session = FakeSession(save(tmp_path / "newest", 6), save(tmp_path / "before", 3))
+    session.reader_rank, session.readers = 1, 2
+    (tmp_path / "newest" / f"state-0000{corrupt}-of-00002-000.safetensors").write_bytes(b"")
+    found_here: list[bool] = []
+
+    def gather(found: object) -> list[object]:
+        """What the other reader finds: the corrupt file, if it is the first."""
+        found_here.append(found is not None)
+        is_first_state = len(found_here) == 1
+        return [CorruptState("s3://b/newest: corrupt") if corrupt == 0 and is_first_state else None, found]
+
+    session.dist = SimpleNamespace(rank=1, all_gather_object=gather)  # type: ignore[assignment]
+    progress, loaded = resumed(session)
+    assert (progress.step, loaded) == (3, ["before"])
+    assert found_here == [corrupt == 1, False]
+    assert session.warned == []  # rank 0 says it once
 
 
 def test_resume_closes_a_state_before_it_raises_what_is_wrong_with_it(tmp_path: Path) -> None:

@@ -5,19 +5,18 @@ import errno
 import gc
 import io
 import os
-import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipelines.executors import local, saved_steps
+from pipelines.executors import local, state_list
 from pipelines.executors.local import LocalSession, _EventLoop
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
-from pos2distill.errors import Terminated, UserError
+from pos2distill.errors import Terminated
 from pos2distill.store import retry
 from pos2distill.store.artifacts import Artifact
 from tests.support.paths import ODD_NAME
@@ -41,13 +40,20 @@ def test_an_interrupt_leaves_no_traceback_behind(caplog: pytest.LogCaptureFixtur
     assert not caplog.records
 
 
+def build_session(recipe: Recipe) -> LocalSession:
+    """A worker's session without samples, which keeps two states."""
+    session = object.__new__(LocalSession)
+    session.checkpoint, session.keep = make_plan(recipe).distill.artifact, 2
+    session.corrupt_states = set()
+    return session
+
+
 @pytest.mark.parametrize("remote", [True, False])
 def test_opened_state_is_copied_only_from_a_remote_storage(
     make_recipe: Callable[..., Recipe], tmp_path: Path, remote: bool
 ) -> None:
     storage = f"memory://{uuid.uuid4().hex}/{ODD_NAME}" if remote else str(tmp_path / ODD_NAME)
-    session = object.__new__(LocalSession)  # without samples
-    session.checkpoint, session.keep = make_plan(make_recipe(runtime={"storage": storage})).distill.artifact, 1
+    session = build_session(make_recipe(runtime={"storage": storage}))
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     assert not list(session.saved_states())
@@ -63,37 +69,63 @@ def test_opened_state_is_copied_only_from_a_remote_storage(
     assert not list(scratch.iterdir())
 
 
-def test_list_of_saved_states_is_written_once_the_storage_answers(
-    make_recipe: Callable[..., Recipe],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("method", ["write_json", "upload"])
+def test_save_checkpoint_waits_for_a_storage_that_does_not_answer(
+    session: LocalSession, tmp_path: Path, unreachable_once: Callable[[object, str], None], method: str
 ) -> None:
-    """An outage between the state and the list of states, which names it."""
-    session = object.__new__(LocalSession)  # without samples
-    session.checkpoint, session.keep = make_plan(make_recipe()).distill.artifact, 1
+    save(session, tmp_path / "state", 3)
+    unreachable_once(Artifact, method)
+    save(session, tmp_path / "state", 6)
+    assert list(local.LOCAL_STATES.read(session.checkpoint).values()) == [3, 6]
+
+
+def test_save_checkpoint_waits_for_the_list_of_states(
+    session: LocalSession, tmp_path: Path, unreachable_once: Callable[[object, str], None]
+) -> None:
+    """An outage after the state is uploaded, which the list does not name yet."""
+    save(session, tmp_path / "state", 3)
+    unreachable_once(state_list, "read_if_any")
+    save(session, tmp_path / "state", 6)
+    assert list(local.LOCAL_STATES.read(session.checkpoint).values()) == [3, 6]
+
+
+def test_opened_state_waits_for_a_storage_that_does_not_answer(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, unreachable_once: Callable[[object, str], None]
+) -> None:
+    session = build_session(make_recipe(runtime={"storage": f"memory://{uuid.uuid4().hex}"}))
+    name = save(session, tmp_path / "state")
+    unreachable_once(local, "download")
+    with session.opened_state(name, tmp_path) as folder:
+        assert (folder / "state.json").read_text() == "{}"
+
+
+@pytest.fixture
+def unreachable_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[[object, str], None]]:
+    """`unreachable_once(module, name)`: the next call of this function fails as in an outage; a warning says so."""
     monkeypatch.setattr(retry, "_RETRY_SECONDS", 0.0)
-    failures = iter([ConnectionError("no route to host")])
-    write_json = Artifact.write_json
+    failures = []
 
-    def failing_once(artifact: Artifact, path: str, content: object) -> None:
-        for failure in failures:
-            raise failure
-        write_json(artifact, path, content)
+    def apply(owner: object, name: str) -> None:
+        function = getattr(owner, name)
+        failures.append(ConnectionError("no route to host"))
 
-    monkeypatch.setattr(Artifact, "write_json", failing_once)
-    saved = tmp_path / "state"
-    saved.mkdir()
-    session.save_checkpoint(3, saved)
-    assert list(local.LOCAL_STATES.read(session.checkpoint).values()) == [3]
+        def failing(*arguments: Any, **options: Any) -> Any:
+            if failures:
+                raise failures.pop()
+            return function(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, failing)
+
+    yield apply
+    assert not failures
     assert "no route to host; workers wait until the storage answers" in capsys.readouterr().err
 
 
 @pytest.fixture
 def session(make_recipe: Callable[..., Recipe]) -> LocalSession:
-    made = object.__new__(LocalSession)  # without samples
-    made.checkpoint, made.keep = make_plan(make_recipe()).distill.artifact, 2
-    return made
+    return build_session(make_recipe())
 
 
 def save(session: LocalSession, folder: Path, step: int = 3) -> str:
@@ -102,6 +134,22 @@ def save(session: LocalSession, folder: Path, step: int = 3) -> str:
     (folder / "state.json").write_text("{}")
     session.save_checkpoint(step, folder)
     return list(local.LOCAL_STATES.read(session.checkpoint))[-1]
+
+
+def test_saved_states_that_are_corrupt_are_not_kept_in_place_of_intact_ones(
+    session: LocalSession, tmp_path: Path
+) -> None:
+    """Two are kept: had the corrupt one counted, the next state would be the only one."""
+    intact, corrupt = save(session, tmp_path / "state", 3), save(session, tmp_path / "state", 6)
+    states = session.saved_states()
+    assert next(states) == corrupt
+    assert next(states) == intact  # asked for, since the newest one is corrupt
+    new = save(session, tmp_path / "state", 9)
+    assert list(local.LOCAL_STATES.read(session.checkpoint)) == [intact, new]
+    folder = Path(session.checkpoint.path) / "training" / "local"
+    assert sorted(path.name for path in folder.iterdir()) == sorted([intact, new, "latest.json"])
+    newest = save(session, tmp_path / "state", 12)
+    assert list(local.LOCAL_STATES.read(session.checkpoint)) == [new, newest]
 
 
 def test_a_list_of_states_that_cannot_be_read_for_now_is_not_an_empty_one(
@@ -139,67 +187,11 @@ def test_a_local_state_is_on_the_disk_before_the_list_names_it(
     assert [folder.name for folder in synced] == [name]
 
 
-def test_states_whose_upload_was_cut_off_are_removed(session: LocalSession, tmp_path: Path) -> None:
-    names = [save(session, tmp_path / "state"), save(session, tmp_path / "state")]
-    folder = Path(session.checkpoint.path) / "training" / "local"
-    (folder / "00000009-cut" / "inside").mkdir(parents=True)
-    local.LOCAL_STATES.repair(session.checkpoint)
-    assert sorted(path.name for path in folder.iterdir()) == sorted([*names, "latest.json"])
-
-
-def test_a_listed_state_that_is_missing_is_taken_off_the_list(
-    session: LocalSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Otherwise the next state that is saved would replace the only one that is left."""
-    left, missing = save(session, tmp_path / "state"), save(session, tmp_path / "state", 6)
-    folder = Path(session.checkpoint.path) / "training" / "local"
-    shutil.rmtree(folder / missing)
-    assert saved_steps(session.checkpoint) == {"local": 3}
-    local.LOCAL_STATES.repair(session.checkpoint)
-    assert capsys.readouterr().err == (
-        f"warning: {folder}/{missing}: missing, but listed in latest.json; training continues from the state at step "
-        f"3\n"
-    )
-    new = save(session, tmp_path / "state")
-    assert list(local.LOCAL_STATES.read(session.checkpoint)) == [left, new]
-    assert (folder / left / "state.json").exists()
-    for name in (left, new):
-        shutil.rmtree(folder / name)
-    for look in (saved_steps, local.LOCAL_STATES.repair):
-        with pytest.raises(UserError) as caught:
-            look(session.checkpoint)
-        assert str(caught.value) == (
-            f"{folder}/{new}: missing, but listed in latest.json; remove {folder.parent} to train again from the "
-            f"samples"
-        )
-    assert list(local.LOCAL_STATES.read(session.checkpoint)) == [left, new]
-
-
-@pytest.mark.parametrize("storage", ["memory", "disk"])
-def test_states_in_a_folder_that_cannot_be_listed_are_not_missing(
-    make_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: str
-) -> None:
-    """As of a bucket that is busy. Otherwise the message would say that the training must begin again."""
-    session = object.__new__(LocalSession)
-    url = f"memory://{uuid.uuid4().hex}" if storage == "memory" else str(tmp_path / "run")
-    session.checkpoint, session.keep = make_plan(make_recipe(runtime={"storage": url})).distill.artifact, 2
-    save(session, tmp_path / "state")
-
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(errno.EBUSY, "Please reduce your request rate.")
-
-    monkeypatch.setattr(type(session.checkpoint.fs), "ls", fail)
-    for look in (local.LOCAL_STATES.present, local.LOCAL_STATES.repair):
-        with pytest.raises((OSError, UserError), match="reduce your request rate"):
-            look(session.checkpoint)
-
-
 def test_a_state_that_is_missing_in_a_remote_storage_is_an_empty_folder(
     make_recipe: Callable[..., Recipe], tmp_path: Path
 ) -> None:
     """Whoever reads it finds its files missing, and an earlier state is tried."""
-    session = object.__new__(LocalSession)
-    session.checkpoint = make_plan(make_recipe(runtime={"storage": f"memory://{uuid.uuid4().hex}"})).distill.artifact
+    session = build_session(make_recipe(runtime={"storage": f"memory://{uuid.uuid4().hex}"}))
     with session.opened_state("00000003-gone", tmp_path) as folder:
         assert not list(folder.iterdir())
     assert not list(tmp_path.glob("resume"))
