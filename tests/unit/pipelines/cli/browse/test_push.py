@@ -116,6 +116,8 @@ def test_push_uploads_from_another_storage(
     with hub_server() as hub:
         use_hub(monkeypatch, hub.address, tmp_path / "cache")
         command("push", url, "me/a-model")
+    (listed,) = command("push", url, "me/a-model", "--dry-run", "--json")
+    assert json.loads(listed) == {"files": {name: len(content) for name, content in hub.files["me/a-model"].items()}}
     folder = Path(checkpoint.path) / "model"
     assert hub.files["me/a-model"] == {path.name: path.read_bytes() for path in folder.iterdir()}
 
