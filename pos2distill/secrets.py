@@ -84,6 +84,7 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _ASSIGNMENT = re.compile(
     r"(?<![\w.-])([A-Za-z][A-Za-z0-9_.-]{1,60})([\"']?)[ \t]{0,4}[:=][ \t]{0,4}([\"']?)(?=([^\s\"',;&{}\[\]()]{6,}))"
 )
+_PASSWORD = re.compile("passw|passphrase")
 _RANDOM_LENGTH = 12  # characters of a value that is random
 
 
@@ -184,10 +185,17 @@ def _named_values(text: str, *, quoted: bool) -> Iterator[str]:
         name, value = match[1], match[4]
         if (quoted and not match[3]) or not _names_secret(name) or _is_reference(value):
             continue
+        # What follows a path, as in `runs/my-password: expected a folder`, is a message on it.
+        follows_path = text[: match.start()].endswith("/") and match[0].endswith(": ")
         # The vocabulary of a tokenizer maps words such as `password` to numbers.
-        is_password = "pass" in name.lower() and not value.isdecimal()
+        is_password = _names_password(name) and not follows_path and not value.isdecimal()
         if is_password or _is_random(value):
             yield value
+
+
+def _names_password(name: str) -> bool:
+    """Whether a name is a password's. `pass` is one in capitals, as in variables; elsewhere it is a plain word."""
+    return _PASSWORD.search(name.lower()) is not None or name.endswith("PASS")
 
 
 def _is_random(value: str) -> bool:

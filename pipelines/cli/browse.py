@@ -233,7 +233,7 @@ def _compare(options: argparse.Namespace) -> None:
     entries = result["runs"]
     for number, entry in enumerate(entries):
         names = {"base": f"base model {entry.get('path')}", "lm-eval": "answers of lm-eval"}
-        model = names.get(entry["model"], entry["method"])
+        model = names.get(entry["model"], f"{entry['method']} of {entry.get('path')}")
         if entry.get("inference", "none") != "none":
             model = f"{model} with {entry['inference']}"
         print(f"[{number}] {entry['report']}: {model}, {entry['documents']} documents, {entry['questions']} questions")
@@ -247,8 +247,8 @@ def _compare(options: argparse.Namespace) -> None:
     print(f"    mean{''.join(means)}\n")
     for number, entry in enumerate(entries):
         print(f"[{number}]: GAP {format_gap(entry['gap'], entry['gap_ci95'], entry['gap_corrected'])}")
-    for number, difference in enumerate(result["differences"], start=1):
-        print(f"[{number}] - [0]: {_format_difference(difference)}")
+    for difference in result["differences"]:
+        print(f"[{difference['of']}] - [{difference['less']}]: {_format_difference(difference)}")
 
 
 def _export(options: argparse.Namespace) -> None:
@@ -290,8 +290,8 @@ def _push(options: argparse.Namespace) -> None:
     print(json.dumps({"url": url}) if options.json else url)
 
 
-def _format_difference(difference: dict[str, Any] | None) -> str:
-    if difference is None:
+def _format_difference(difference: dict[str, Any]) -> str:
+    if not difference["questions"]:
         return "other questions or positions, so there is no paired difference"
     low, high = difference["ci95"]
     gap_low, gap_high = difference["gap_change_ci95"]

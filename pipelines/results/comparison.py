@@ -85,19 +85,23 @@ def _describe_sweep(path: str, content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compare_runs(runs: list[str]) -> dict[str, Any]:
-    """Curves of models, and the difference of each to the first one.
+    """Curves of models, and their differences.
 
     Args:
         runs: storages with a report or results of `evaluate`, such folders, artifacts with answers that they show, or
             folders with lm-evaluation-harness's answers to exported questions.
     Returns: `runs`, in order: report, name, path of the base model, method, positions, accuracy, interval, mean and GAP
-    (with its interval, and corrected) of each run's last model; the base model of the first run comes before it.
-    `differences`: one for each but the first, paired over so many `questions`, or null where prompts differ.
+    (with its interval, and corrected) of each run's models; a base model with the same curve as an earlier one is left
+    out. `differences`, `of` one entry of `runs` `less` another, paired over so many `questions` (0 where prompts
+    differ, without the other values): of each to the first one, or of a distilled model to its own base model; then of
+    the last model of each run to that of the first run.
     Raises:
         UserError: if a run has none of these, or its summary is corrupt.
     """
     entries: list[dict[str, Any]] = []
     grids: list[Grid] = []
+    pairs: list[tuple[int, int]] = []  # of which entry, less which
+    last_of_runs: list[int] = []
     bootstrap: dict[str, Any] = {}
     for run in runs:
         logs = find_sample_logs(run)
@@ -108,13 +112,13 @@ def compare_runs(runs: list[str]) -> dict[str, Any]:
             curve = to_curve(grid, **bootstrap)
             entries.append({"report": run, "name": run, "model": "lm-eval", "method": "lm-eval"} | _curve_values(curve))
             grids.append(grid)
+            pairs.append((len(entries) - 1, 0))
+            last_of_runs.append(len(entries) - 1)
             continue
         summary = read_run_summary(run)
         bootstrap = bootstrap or summary.bootstrap
-        models = list(summary.curves)
-        # All models of the first run, the last one of the others.
-        for model in models[-1:] if entries else models:
-            curve = summary.curves[model]
+        base = 0
+        for model, curve in summary.curves.items():
             entry = {
                 "report": summary.folder,
                 "name": summary.name,
@@ -123,10 +127,31 @@ def compare_runs(runs: list[str]) -> dict[str, Any]:
                 "method": summary.method if model == "distilled" else "none",
                 "inference": summary.inference,
             }
-            entries.append(entry | _curve_values(curve))
-            grids.append(summary.read_grid(model))
-    differences = [_difference(grids[0], grid, bootstrap) for grid in grids[1:]]
+            entry |= _curve_values(curve)
+            # A run's only model is listed in any case.
+            number = _find_same(entries, entry) if model == "base" and len(summary.curves) > 1 else None
+            if number is None:
+                number = len(entries)
+                entries.append(entry)
+                grids.append(summary.read_grid(model))
+                pairs.append((number, base))
+            if model == "base":
+                base = number
+        last_of_runs.append(len(entries) - 1)
+    pairs += [(last, last_of_runs[0]) for last in last_of_runs[1:]]
+    # The first entry less itself is none; nor is one listed twice, such as where the first run has a single model.
+    differences = [
+        {"of": of, "less": less} | _difference(grids[less], grids[of], bootstrap)
+        for of, less in dict.fromkeys(pairs)
+        if of != less
+    ]
     return {"runs": entries, "differences": differences}
+
+
+def _find_same(entries: list[dict[str, Any]], wanted: dict[str, Any]) -> int | None:
+    """The number of the entry of the same model with the same curve, of whichever run."""
+    keys = wanted.keys() - {"report", "name"}
+    return next((n for n, entry in enumerate(entries) if all(entry.get(key) == wanted[key] for key in keys)), None)
 
 
 def _curve_values(curve: Curve) -> dict[str, Any]:
@@ -164,9 +189,9 @@ def _logged_grid(logs: list[str], folder: str, documents: int | None) -> Grid:
         ) from None
 
 
-def _difference(first: Grid, other: Grid, bootstrap: dict[str, Any]) -> dict[str, Any] | None:
+def _difference(first: Grid, other: Grid, bootstrap: dict[str, Any]) -> dict[str, Any]:
     try:
         first, other = share_examples(first, other)
     except GridMismatch:
-        return None
+        return {"questions": 0}
     return {"questions": len(first.example_ids), **paired_difference(first, other, **bootstrap)}

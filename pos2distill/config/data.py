@@ -60,7 +60,7 @@ class DataSection(Section):
     hops: tuple[int, ...] = Field(
         (1,), description="Gold documents per example. For files that mix numbers of hops, the numbers to use."
     )
-    documents: int = Field(20, ge=2, description="Documents in each prompt, including the gold documents.")
+    documents: int = Field(20, ge=2, le=100_000, description="Documents in each prompt, including the gold documents.")
     distractors: Literal["given", "random"] = Field(
         "given",
         description="Where distractors come from. `given`: the record; one with too few is skipped, or in format "

@@ -37,9 +37,11 @@ class SamplingSection(Section):
     )
 
     @model_validator(mode="after")
-    def _candidates_differ(self) -> "SamplingSection":
+    def _greedy_has_no_choice(self) -> "SamplingSection":
         if self.candidates > 1 and not self.temperature:
             raise ValueError(
                 f"candidates: {self.candidates} greedy responses would all be the same; set sampling.temperature"
             )
+        if self.top_p < 1 and not self.temperature:
+            raise ValueError(f"top_p: {self.top_p:g} changes nothing of greedy responses; set sampling.temperature")
         return self

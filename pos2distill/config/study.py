@@ -316,7 +316,10 @@ class Study(Section):
     @model_validator(mode="after")
     def _distractor_orders_exist(self) -> "Study":
         documents, golds, orders = min(self.prompt_lengths), max(self.data.hops), self.evaluation.distractor_orders
-        available = math.factorial(documents - golds)
+        if orders == 1:
+            return self
+        # Beyond 20 distractors there are more orders than anybody asks for.
+        available = math.factorial(min(documents - golds, 20))
         if orders > available:
             raise ValueError(
                 f"evaluation.distractor_orders: {orders} orders, but {documents} documents, {golds} of them gold, have "

@@ -157,7 +157,9 @@ def test_compare_reads_the_logs_of_lm_eval(recipe: Recipe, command: Command, tmp
     _, distilled, logged = result["runs"]
     for name in ("documents", "questions", "positions", "accuracy", "accuracy_ci95", "mean", "gap", "gap_ci95"):
         assert logged[name] == distilled[name]
-    assert result["differences"][0] == result["differences"][1]
+    of_distilled, of_logged, between = result["differences"]
+    assert of_logged == of_distilled | {"of": 2}
+    assert (between["of"], between["less"], between["mean_difference"]) == (2, 1, 0)
     (alone,) = json.loads(command("compare", str(tmp_path / "answers"), "--json")[0])["runs"]
     assert alone == logged
     shown = command("compare", recipe.storage, str(tmp_path / "answers"))

@@ -41,9 +41,13 @@ def test_runs_and_compare(recipe: Recipe, command: Command) -> None:
     assert first == second
     assert first["positions"] == ["1", "2", "3", "4"]
     expected = first["mean"] - base["mean"]
-    assert [each["mean_difference"] for each in result["differences"]] == pytest.approx([expected, expected])
+    assert [(each["of"], each["less"]) for each in result["differences"]] == [(1, 0), (2, 0), (2, 1)]
+    found = [each["mean_difference"] for each in result["differences"]]
+    assert found == pytest.approx([expected, expected, 0])
     lines = command("compare", recipe.storage)
-    assert lines[0].startswith(f"[0] {recipe.storage}/report: base model {recipe.study.model.path}, 4 documents, 4 ")
+    path = recipe.study.model.path
+    assert lines[0].startswith(f"[0] {recipe.storage}/report: base model {path}, 4 documents, 4 ")
+    assert lines[1].startswith(f"[1] {recipe.storage}/report: r1 of {path}, 4 documents, 4 ")
     assert lines[-1].startswith("[1] - [0]: mean ")
 
 
@@ -69,7 +73,8 @@ def test_runs_and_compare_print_gaps_with_interval_and_corrected(
     entry = {"report": "r", "model": "distilled", "method": "r1", "documents": 3, "questions": 9}
     entry |= {"positions": ["1"], "accuracy": [0.5], "mean": 0.5}
     entries = [entry | {name: values[number] for name, values in gaps.items()} for number in (0, 1)]
-    monkeypatch.setattr(comparison, "compare_runs", lambda runs: {"runs": entries, "differences": [None]})
+    differences = [{"of": 1, "less": 0, "questions": 0}]
+    monkeypatch.setattr(comparison, "compare_runs", lambda runs: {"runs": entries, "differences": differences})
     lines = command("compare", "r", "r")
     assert lines[lines.index("    mean   0.500   0.500") :][1:4] == ["", f"[0]: GAP {before}", f"[1]: GAP {after}"]
 
@@ -193,8 +198,30 @@ def test_compare_takes_evaluated_models(evaluated: Path, recipe: Recipe, command
     differences = [each["mean_difference"] for each in result["differences"]]
     assert differences == pytest.approx([means[1] - means[0], means[2] - means[0]])
     (of_study,) = json.loads(command("compare", recipe.storage, "--json")[0])["differences"]
-    assert result["differences"][1] == of_study
+    assert result["differences"][1] == of_study | {"of": 2}
     assert command("compare", f"{one}/evaluation")[0].startswith(f"[0] {one}/evaluation: base model ")
+
+
+def test_compare_shows_the_base_of_another_run_if_it_is_another(
+    recipe: Recipe, command: Command, tmp_path: Path
+) -> None:
+    """Otherwise what another model gained would be shown as a difference to this one."""
+    copy = shutil.copytree(recipe.storage, tmp_path / "copy")
+    path = copy / "report" / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["settings"]["model"]["path"] = "/models/other"
+    path.write_text(json.dumps(summary))
+    result = json.loads(command("compare", recipe.storage, str(copy), "--json")[0])
+    assert [(run["model"], run["path"]) for run in result["runs"]] == [
+        ("base", recipe.study.model.path),
+        ("distilled", recipe.study.model.path),
+        ("base", "/models/other"),
+        ("distilled", "/models/other"),
+    ]
+    assert [(each["of"], each["less"]) for each in result["differences"]] == [(1, 0), (2, 0), (3, 2), (3, 1)]
+    own, _, other, students = (each["mean_difference"] for each in result["differences"])
+    assert own == other
+    assert students == 0
 
 
 def test_compare_rejects_evaluations_that_cannot_be_read(evaluated: Path, command: Command, tmp_path: Path) -> None:
@@ -223,8 +250,9 @@ def test_another_study_keeps_the_first_report(recipe: Recipe, command: Command) 
     assert json.loads((kept / "summary.json").read_text()) == summary
     assert (kept / "index.html").exists()
     # The same artifacts, so their difference to the same base model is the same.
-    first, second = json.loads(command("compare", str(kept), recipe.storage, "--json")[0])["differences"]
-    assert first == second
+    first, second, between = json.loads(command("compare", str(kept), recipe.storage, "--json")[0])["differences"]
+    assert first["mean_difference"] == second["mean_difference"]
+    assert between["mean_difference"] == 0
     assert len(command("runs", recipe.storage)) == 2
     run_study(recipe)  # back to the first, whose kept report is not duplicated
     assert not kept.exists()
