@@ -14,6 +14,7 @@ from pos2distill.config import Section
 from pos2distill.config.overrides import apply_override
 from pos2distill.config.read import find_yaml, read_sections, reject_secrets
 from pos2distill.config.validation import to_user_error
+from pos2distill.errors import UserError
 
 from .egress import check_addresses, egress_problem
 from .names import INSTANCE_LABEL, PART_OF_LABEL, PROJECT, QUEUE_LABEL, RAY_JOB_NAME_LENGTH, SET_ON_PODS
@@ -272,6 +273,8 @@ def load_cluster(name_or_path: str, overrides: Sequence[str] = (), *, prefix: st
     path = find_yaml(name_or_path, PRESETS, "cluster spec")
     raw = read_sections(path, "name, storage, sampling, …")
     overridden = [apply_override(raw, override, prefix=prefix) for override in overrides]
+    if {"model", "data", "method"} <= raw.keys():
+        raise UserError(f"{path}: is a recipe; expected a cluster spec, with the sections name, storage, sampling, …")
     remedy = "set the names of a Kubernetes Secret and its key in pods.secrets"
     reject_secrets(raw, path, overridden, remedy, prefix=prefix)
     try:

@@ -64,6 +64,15 @@ class Command:
     takes_sweeps: bool = False
     require: Callable[[Recipe, Sequence[PlannedStudy]], None] = lambda *_: None
 
+    def stages_of(self, planned: PlannedStudy) -> list[Stage]:
+        """Its stages in the plan of one study. Some depend on what the storage holds.
+
+        Raises:
+            UserError: if the storage cannot be used.
+        """
+        with storage_errors(planned.recipe.storage, "runtime.storage"):
+            return self.stages(planned.plan)
+
 
 def plan_command(recipe: Recipe, command: str) -> list[PlannedStudy]:
     """What a command runs: the studies of a sweep, or the recipe's only one.
@@ -245,7 +254,7 @@ def command_summary(recipe: Recipe, command: str, studies: Sequence[PlannedStudy
     summaries = []
     for planned in studies:
         stages = {}
-        for stage in COMMANDS[command].stages(planned.plan):
+        for stage in COMMANDS[command].stages_of(planned):
             manifest = stage.artifact.manifest()
             if manifest is not None:
                 found = {"artifact": stage.artifact.url, "counts": manifest.counts, "seconds": manifest.seconds}
@@ -274,7 +283,7 @@ COMMANDS = {
 
 def _check(planned: PlannedStudy, command: str) -> list[Stage]:
     """Check everything that a command needs before its first stage. Returns its stages."""
-    stages = COMMANDS[command].stages(planned.plan)
+    stages = COMMANDS[command].stages_of(planned)
     preflight(planned.recipe, planned.plan, stages)
     return stages
 
@@ -286,7 +295,7 @@ def _run(planned: PlannedStudy, command: str, checked: Sequence[Stage], lease: L
         checked: what `_check` returned. While this command waited for the lease, the driver that had it may have
             finished a checkpoint, whose stages are checked too.
     """
-    stages = COMMANDS[command].stages(planned.plan)
+    stages = COMMANDS[command].stages_of(planned)
     if stages != checked:
         preflight(planned.recipe, planned.plan, stages)
     run_stages(planned.recipe, planned.plan, stages, lease)

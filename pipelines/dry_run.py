@@ -56,13 +56,13 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
     spec = COMMANDS[command]
     if not spec.only_reads:
         for planned in studies:
-            preflight(planned.recipe, planned.plan, spec.stages(planned.plan))
+            preflight(planned.recipe, planned.plan, spec.stages_of(planned))
     spec.require(recipe, studies)
     # For a sweep, those of its first study that has any.
     data: list[CheckedData] = []
     work: list[str] = []
     for planned in studies:
-        plan, stages = planned.plan, spec.stages(planned.plan)
+        plan, stages = planned.plan, spec.stages_of(planned)
         checked = [] if spec.only_reads else check_data(planned.recipe, plan, stages)
         data = data or checked
         pending = [stage for stage in stages if is_pending(stage, plan, stages, planned.recipe.runtime)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from pos2distill.config import EndpointSection, Recipe, Study
-from pos2distill.errors import UserError, warn, warn_once
+from pos2distill.errors import UserError, warn_once
 from pos2distill.evaluation.count_warnings import distractor_warning
 from pos2distill.parquet import open_parquet
 from pos2distill.records import Example, Tokens, example_from_row
@@ -254,7 +254,7 @@ def _warn_of_unknown_words(model: str, prompt: Tokens, unknown: int | None) -> N
     """Warn of a model that cannot read the data, such as a toy: it would answer every question wrong."""
     fraction = float((prompt == unknown).mean()) if unknown is not None else 0.0
     if fraction > _MANY_UNKNOWN:
-        warn(
+        warn_once(
             f"{model}: its tokenizer does not know {fraction:.0%} of a prompt's words; is it the model for this data "
             f"and for this wording (data.prompt)?"
         )

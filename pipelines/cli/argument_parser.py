@@ -4,6 +4,8 @@ import argparse
 import re
 from typing import NoReturn
 
+from pos2distill.config import Recipe
+from pos2distill.config.validation import dotted_names
 from pos2distill.errors import ExitCode, did_you_mean, did_you_mean_one, one_line
 from pos2distill.secrets import mask_secrets
 
@@ -37,7 +39,7 @@ def reject_unknown(parser: OneLineParser, options: argparse.Namespace, remaining
         return
     hint = _hint(parser, options.command, unknown[0])
     if not hint and takes_settings:
-        hint = "; a setting is given as section.field=value, such as training.epochs=2"
+        hint = _setting_hint(unknown[0]) or "; a setting is given as section.field=value, such as training.epochs=2"
     parser.commands[options.command].error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
@@ -50,12 +52,25 @@ def _hint(parser: OneLineParser, command: str, word: str) -> str:
         return "; without `submit` and its options, the same command with --dry-run is checked here, and not run"
     if command in ("cluster", "submit") and option in ("--model", "--data"):
         return "; a job needs a recipe, which settings change, as in nq_mistral_7b model.path=... data.path=..."
-    if option.startswith("-") and "." in option:
-        return f"; settings have no dashes: {word.lstrip('-')}"
     others = [name for name, other in parser.commands.items() if option in _options(other)]
     if others:
         return f"; an option of {', '.join(others)}"
-    return did_you_mean_one(option, _options(parser.commands[command]))
+    return did_you_mean_one(option, _options(parser.commands[command]), likeness=0.7)
+
+
+def _setting_hint(word: str) -> str:
+    """For an option that other programs have, or that has the name of a setting."""
+    option, _, given = word.partition("=")
+    value = given or "…"
+    if option == "--resume":
+        return "; the same command continues a run that was stopped"
+    name = option.lstrip("-").replace("-", "_")
+    settings = [dotted for dotted in dotted_names(Recipe) if name in (dotted, dotted.rpartition(".")[2])]
+    if "." in name:
+        settings = settings or [name]
+    if not settings:
+        return ""
+    return f"; settings have no dashes: {' or '.join(f'{dotted}={value}' for dotted in settings)}"
 
 
 def _options(command: OneLineParser) -> list[str]:

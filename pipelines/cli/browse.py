@@ -199,6 +199,9 @@ def _runs(options: argparse.Namespace) -> None:
     if not runs:
         print(f"{options.folder}: no runs")
     for run in runs:
+        if "error" in run:
+            print(run["error"])
+            continue
         if "finished" in run:
             finished = ", ".join(run["finished"]) or "nothing"
             print(f"{run['storage']}  {run['name']}: no report yet; finished: {finished}")
@@ -292,7 +295,7 @@ def _push(options: argparse.Namespace) -> None:
 
 def _format_difference(difference: dict[str, Any]) -> str:
     if not difference["questions"]:
-        return "other questions or positions, so there is no paired difference"
+        return "other questions, positions, documents or metric, so there is no paired difference"
     low, high = difference["ci95"]
     gap_low, gap_high = difference["gap_change_ci95"]
     return (

@@ -1,6 +1,7 @@
 """`evaluate --model … --data …`: a model and a file of questions instead of a recipe."""
 
 import argparse
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -70,7 +71,11 @@ def load_evaluated_recipe(options: argparse.Namespace, overrides: list[str]) -> 
     if options.recipe is not None:
         # Without a recipe, the first override is in its place.
         if "=" not in options.recipe:
-            raise UserError(f"evaluate: {options.recipe}: expected either a RECIPE or --model and --data, not both")
+            # The shell has replaced a pattern by several files.
+            quote = "; put a pattern of several files in quotes" if os.path.isfile(options.recipe) else ""
+            raise UserError(
+                f"evaluate: {options.recipe}: expected either a RECIPE or --model and --data, not both{quote}"
+            )
         overrides = [options.recipe, *overrides]
     if options.data is None:
         instead = ""

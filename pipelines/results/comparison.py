@@ -27,36 +27,51 @@ def list_runs(folder: str) -> list[dict[str, Any]]:
     evaluated. Last, runs that have neither yet: their `report` is null, and `finished` has the folders of what is.
 
     `mean`, `gap`, `gap_ci95` and `gap_corrected`: of the base model and, if there is one, of the distilled one.
-    `studies`: how many a sweep has. `rows`: of each of its settings the seeds, the means and the GAPs.
+    `studies`: how many a sweep has. `rows`: of each of its settings the seeds, the means and the GAPs. `error`: what is
+    wrong with a report that cannot be read.
     """
-    runs = []
+    runs: list[dict[str, Any]] = []
     summaries = read_summaries(folder)
     for path, content in summaries.items():
-        entry = {"report": path, "name": content["name"]}
-        # The report of a sweep has no single curve; one of an earlier version may lack anything.
-        if is_complete(content):
-            summary = to_run_summary(path, content)
-            first = next(iter(summary.curves.values()))
-            entry |= {
-                "fingerprint": summary.fingerprint,
-                "date": summary.date,
-                "method": summary.method,
-                "inference": summary.inference,
-                "model": summary.model,
-                "dataset": summary.dataset,
-                "documents": first.documents,
-                "questions": first.examples,
-                "mean": [curve.mean for curve in summary.curves.values()],
-                "gap": [curve.gap for curve in summary.curves.values()],
-                "gap_ci95": [list(curve.gap_ci95) for curve in summary.curves.values()],
-                "gap_corrected": [curve.gap_corrected for curve in summary.curves.values()],
-            }
-        elif {"cells", "estimates", "date"} <= content.keys():
-            entry |= _describe_sweep(path, content)
-        runs.append(entry)
+        try:
+            runs.append({"report": path} | _describe_report(path, content))
+        except UserError as error:  # which must not hide the other runs
+            runs.append({"report": path, "name": None, "error": str(error)})
     for storage, (name, finished) in read_unreported(folder, summaries).items():
         runs.append({"report": None, "storage": storage, "name": name, "finished": finished})
     return runs
+
+
+def _describe_report(path: str, content: Mapping[str, Any] | UserError) -> dict[str, Any]:
+    """What `list_runs` says of a report.
+
+    Raises:
+        UserError: if it cannot be read.
+    """
+    if isinstance(content, UserError):
+        raise content
+    entry: dict[str, Any] = {"name": content["name"]}
+    # The report of a sweep has no single curve; one of an earlier version may lack anything.
+    if {"cells", "estimates", "date"} <= content.keys():
+        return entry | _describe_sweep(path, content)
+    if not is_complete(content):
+        return entry
+    summary = to_run_summary(path, content)
+    first = next(iter(summary.curves.values()))
+    return entry | {
+        "fingerprint": summary.fingerprint,
+        "date": summary.date,
+        "method": summary.method,
+        "inference": summary.inference,
+        "model": summary.model,
+        "dataset": summary.dataset,
+        "documents": first.documents,
+        "questions": first.examples,
+        "mean": [curve.mean for curve in summary.curves.values()],
+        "gap": [curve.gap for curve in summary.curves.values()],
+        "gap_ci95": [list(curve.gap_ci95) for curve in summary.curves.values()],
+        "gap_corrected": [curve.gap_corrected for curve in summary.curves.values()],
+    }
 
 
 def _describe_sweep(path: str, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,6 +115,7 @@ def compare_runs(runs: list[str]) -> dict[str, Any]:
     """
     entries: list[dict[str, Any]] = []
     grids: list[Grid] = []
+    asked: list[dict[str, str] | None] = []  # see `what_was_asked`; not known of logs of another program
     pairs: list[tuple[int, int]] = []  # of which entry, less which
     last_of_runs: list[int] = []
     bootstrap: dict[str, Any] = {}
@@ -112,6 +128,7 @@ def compare_runs(runs: list[str]) -> dict[str, Any]:
             curve = to_curve(grid, **bootstrap)
             entries.append({"report": run, "name": run, "model": "lm-eval", "method": "lm-eval"} | _curve_values(curve))
             grids.append(grid)
+            asked.append(None)
             pairs.append((len(entries) - 1, 0))
             last_of_runs.append(len(entries) - 1)
             continue
@@ -130,21 +147,23 @@ def compare_runs(runs: list[str]) -> dict[str, Any]:
             entry |= _curve_values(curve)
             # A run's only model is listed in any case.
             number = _find_same(entries, entry) if model == "base" and len(summary.curves) > 1 else None
-            if number is None:
+            if number is None or asked[number] != summary.asked:
                 number = len(entries)
                 entries.append(entry)
                 grids.append(summary.read_grid(model))
+                asked.append(summary.asked)
                 pairs.append((number, base))
             if model == "base":
                 base = number
         last_of_runs.append(len(entries) - 1)
     pairs += [(last, last_of_runs[0]) for last in last_of_runs[1:]]
     # The first entry less itself is none; nor is one listed twice, such as where the first run has a single model.
-    differences = [
-        {"of": of, "less": less} | _difference(grids[less], grids[of], bootstrap)
-        for of, less in dict.fromkeys(pairs)
-        if of != less
-    ]
+    differences = []
+    for of, less in dict.fromkeys(pairs):
+        if of != less:
+            is_same = asked[of] is None or asked[less] is None or asked[of] == asked[less]
+            difference = _difference(grids[less], grids[of], bootstrap) if is_same else {"questions": 0}
+            differences.append({"of": of, "less": less} | difference)
     return {"runs": entries, "differences": differences}
 
 

@@ -10,11 +10,13 @@ from pos2distill.errors import UserError, reword
 from pos2distill.evaluation.gate import check_gate
 from pos2distill.evaluation.result import Evaluation
 from pos2distill.evaluation.scores import Grid, GridMismatch, to_grid
-from pos2distill.store.files import read_table
+from pos2distill.store.artifacts import Artifact
+from pos2distill.store.files import is_corrupt, read_table
 from pos2distill.urls import open_url
 
+from ..provenance import read_provenance
 from ..stages.answers import PREDICTIONS, REFUSALS
-from .run_summaries import read_run_summary
+from .run_summaries import read_run_summary, what_was_asked
 
 
 def read_baseline(url: str, study: Study) -> Grid:
@@ -26,6 +28,7 @@ def read_baseline(url: str, study: Study) -> Grid:
     """
     path = _predictions_of(url)
     fs, file = open_url(path, "--baseline")
+    _require_same_task(path, study)
     refusals = f"{file.rpartition('/')[0]}/{REFUSALS}"
     try:
         refused = read_table(fs, refusals)["example_id"].to_pylist() if fs.exists(refusals) else ()
@@ -34,11 +37,32 @@ def read_baseline(url: str, study: Study) -> Grid:
         raise UserError(f"--baseline: {path}: no such file; expected a run, or the folder of its answers") from None
     except (pa.ArrowException, KeyError):
         raise UserError(f"--baseline: {path}: no table of predictions of this version") from None
+    except OSError as error:
+        if not is_corrupt(error):
+            raise
+        raise UserError(f"--baseline: {path}: corrupt; evaluate that model again, or name another baseline") from None
     except ValueError:
         raise UserError(
             f"--baseline: {path}: holds no answers to prompts of {study.data.documents} documents; expected another "
             f"evaluation of the same questions"
         ) from None
+
+
+def _require_same_task(path: str, study: Study) -> None:
+    """Reject a baseline whose questions had other documents, or whose answers were judged otherwise.
+
+    A file by itself, without the record of how it was made, is taken as it is.
+    """
+    storage, _, folder = path.rpartition("/")[0].rpartition("/")
+    provenance = read_provenance(Artifact.in_folder(storage, folder)) if storage else None
+    if provenance is None:
+        return
+    own, others = what_was_asked(study.model_dump(mode="json")), what_was_asked(provenance.settings)
+    for name, value in others.items():
+        if value != own[name]:
+            raise UserError(
+                f"--baseline: {path}: was made with data.{name}={value}, and this evaluation has {own[name]}"
+            )
 
 
 def _predictions_of(url: str) -> str:

@@ -17,6 +17,7 @@ import yaml
 
 from pos2distill.config import Study
 from pos2distill.errors import UserError
+from pos2distill.evaluation.scores import position_order
 from pos2distill.literal_paths import list_matching
 from pos2distill.records import PREDICTION_SCHEMA
 from pos2distill.store.storage import RUN_FILE
@@ -95,7 +96,7 @@ def export_tasks(run: str, folder: Path) -> Export:
     _write_yaml(folder / _COMMON, _common(study))
     (folder / "scoring.py").write_text(_SCORING)
     groups: dict[str, list[str]] = {}
-    for (documents, position), task_rows in groupby(sorted(rows, key=_task_key), key=_task_key):
+    for (documents, _, position), task_rows in groupby(sorted(rows, key=_task_key), key=_task_key):
         group = f"{run_name}_{documents}_documents"
         task = f"{group}_position_{_as_name(position)}"
         groups.setdefault(group, []).append(task)
@@ -192,8 +193,8 @@ def _checked(rows: Iterator[Row], study: Study) -> Iterator[Row]:
         yield row
 
 
-def _task_key(row: Row) -> tuple[int, str]:
-    return row["documents"], row["position"]
+def _task_key(row: Row) -> tuple[int, list[int], str]:
+    return row["documents"], position_order(row["position"]), row["position"]
 
 
 def _as_name(text: str) -> str:

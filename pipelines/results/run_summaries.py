@@ -35,6 +35,7 @@ class RunSummary:
         method: `none` if the base model alone was evaluated.
         inference: the method that all answered with.
         bootstrap: the settings of intervals.
+        asked: what must be equal in answers that are compared question by question, see `what_was_asked`.
     """
 
     folder: str
@@ -48,6 +49,7 @@ class RunSummary:
     curves: dict[str, Curve]
     artifacts: dict[str, str]
     bootstrap: dict[str, int]
+    asked: dict[str, str]
 
     def answers(self, model: str) -> Artifact:
         """The answers of a model."""
@@ -76,13 +78,21 @@ class RunSummary:
 _RUN_SUMMARY = pydantic.TypeAdapter(RunSummary)
 
 
-def read_summaries(folder: str) -> dict[str, dict[str, Any]]:
+def what_was_asked(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The settings of the data that make a question of one id another task: its documents, and what counts as correct.
+
+    Without the path, of which there may be copies, and without the wording, which may be what is compared.
+    """
+    return {name: settings["data"][name] for name in ("format", "distractors", "metric")}
+
+
+def read_summaries(folder: str) -> dict[str, dict[str, Any] | UserError]:
     """The contents of `summary.json`, by folder: all reports in a run's storage, or all runs in a folder.
 
-    For a run without a report, the results of `evaluate`.
+    For a run without a report, the results of `evaluate`. Of a corrupt file, what is wrong with it.
 
     Raises:
-        UserError: if there is no such folder, it may not be read, or one of the files is corrupt.
+        UserError: if there is no such folder, or it may not be read.
     """
     fs, root = open_folder(folder, "FOLDER")
     with storage_errors(folder, "FOLDER"):
@@ -95,7 +105,15 @@ def read_summaries(folder: str) -> dict[str, dict[str, Any]]:
         reported = {_parent(report) for report in reports}
         evaluations = [_parent(path) for path in list_matching(fs, root, f"{storages}{EVALUATION_FOLDER}*/{SUMMARY}")]
         unreported = [evaluation for evaluation in evaluations if _parent(evaluation) not in reported]
-        return {found: _read_summary(fs, found) for found in sorted(reports + unreported)}
+        return {found: _summary_or_error(fs, found) for found in sorted(reports + unreported)}
+
+
+def _summary_or_error(fs: fsspec.AbstractFileSystem, folder: str) -> dict[str, Any] | UserError:
+    """The content of a folder's `summary.json`, or what is wrong with it, which must not hide the other runs."""
+    try:
+        return _read_summary(fs, folder)
+    except UserError as error:
+        return error
 
 
 def read_unreported(folder: str, reports: Collection[str]) -> dict[str, tuple[str, list[str]]]:
@@ -210,6 +228,7 @@ def to_run_summary(folder: str, summary: Mapping[str, Any]) -> RunSummary:
             "date": summary["made_with"].get("date", ""),
             "bootstrap": {name: settings["evaluation"][name] for name in ("bootstrap_samples", "seed")},
             "inference": settings["inference"]["method"],
+            "asked": what_was_asked(settings),
         }
         if _is_evaluation(summary):
             models = [model for model in ("base", "distilled") if model in summary]

@@ -1,7 +1,7 @@
 """Greedy answers of one model to the first examples of a file, which the stages that measure accuracy share.
 
-A question of which a server refuses a prompt for its content is left out at every placement, so that placements stay
-comparable. Its prompts that were refused are in a second table, which is not there if there are none.
+If a server refuses one prompt of a question for its content, the question is left out at every placement, so that
+placements stay comparable. Its prompts that were refused are in a second table, which is not there if there are none.
 """
 
 from collections.abc import Mapping

@@ -108,9 +108,10 @@ def find_yaml(name_or_path: str, folder: Path, kind: str) -> Path:
     files = []
     if os.path.isdir(path.parent):
         files = [str(found) for found in path.parent.glob("[!.]*.yaml")]
-    if path.suffix == ".yaml":
-        raise UserError(f"{name_or_path:.300}: no such file{did_you_mean(name_or_path, files)}")
     names = [found.stem for found in folder.glob("[!.]*.yaml")]
+    if path.suffix == ".yaml":
+        files += [path.stem] if path.stem in names else []
+        raise UserError(f"{name_or_path:.300}: no such file{did_you_mean(name_or_path, files)}")
     raise UserError(f"{name_or_path:.300}: no such {kind}{did_you_mean(name_or_path, [*names, *files])}")
 
 

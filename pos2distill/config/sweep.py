@@ -12,7 +12,7 @@ from pos2distill.config.paths import paths_in, resolve_paths
 from pos2distill.config.read import RawRecipe, auto_precisions_in, reject_filled_in
 from pos2distill.config.recipe import Recipe
 from pos2distill.config.study import Study
-from pos2distill.config.validation import dotted_names
+from pos2distill.config.validation import dotted_names, other_name
 from pos2distill.errors import UserError, did_you_mean_one
 
 _MAX_CELLS = 1000  # limit on the studies of a sweep
@@ -37,7 +37,8 @@ def sweep_cells(recipe: Recipe) -> list[tuple[dict[str, Any], Recipe]]:
         # Equal studies have the same result, which would count several times in an interval over seeds.
         study = cell.study.model_dump_json()
         if study in studies:
-            raise UserError(f"sweep: {settings} is the same study as an earlier one; list each value once")
+            named = ", ".join(f"{dotted}={value}" for dotted, value in settings.items())
+            raise UserError(f"sweep: {named}: is the same study as an earlier one; list each value once")
         studies.add(study)
         cells.append((settings, cell))
     return cells
@@ -55,7 +56,9 @@ def _check_sweep(recipe: Recipe) -> None:
     possible += [name for name, field in Study.model_fields.items() if name not in ("seed", "evaluation")]
     for dotted, values in recipe.sweep.items():
         if dotted not in possible:
-            raise UserError(f"sweep: {dotted}: not a setting of a study{did_you_mean_one(dotted, possible)}")
+            usual = other_name(dotted, Study)
+            hint = f"; did you mean '{usual}'?" if usual else did_you_mean_one(dotted, possible)
+            raise UserError(f"sweep: {dotted}: not a setting of a study{hint}")
         if not values:
             raise UserError(f"sweep: {dotted}: expected at least one value")
         within = [name for name in recipe.sweep if name.startswith(f"{dotted}.")]

@@ -211,13 +211,19 @@ def _nearest_choice(problems: Sequence[Any], given: Any) -> str:
     return did_you_mean_one(by_lower_case.get(given.lower(), given.lower()), choices)
 
 
+def other_name(dotted: str, root: type[BaseModel]) -> str | None:
+    """The setting whose name in other programs this is, with or without its section; None if there is none."""
+    name = _OTHER_NAMES.get(dotted, _OTHER_NAMES.get(dotted.rpartition(".")[2]))
+    return name if name in dotted_names(root) else None
+
+
 def _describe_unknown(location: tuple[int | str, ...], root: type[Section], prefix: str) -> str:
     field = _find_field(location, root)
     unknown = str(location[-1])
     name = ".".join([*field.path, unknown])
-    other_name = _OTHER_NAMES.get(name, _OTHER_NAMES.get(unknown))
-    if other_name in dotted_names(root):
-        return f"{name}: unknown field; did you mean '{prefix}{other_name}'?"
+    usual = other_name(name, root)
+    if usual:
+        return f"{name}: unknown field; did you mean '{prefix}{usual}'?"
     own = _field_names(field.section)
     # The name may be that of a setting in another section, with or without a typing error.
     settings: dict[str, list[str]] = {}

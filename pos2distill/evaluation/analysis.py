@@ -152,7 +152,8 @@ def _shown(
     study: Study, predictions: pa.Table, examples: Mapping[str, Example]
 ) -> Iterator[tuple[dict[str, Any], Example, tuple[Document, ...]]]:
     """Each prediction with its example and the documents of its prompt in order."""
-    for prediction in predictions.to_pylist():
+    # Python objects of all token ids would take gigabytes.
+    for prediction in predictions.drop_columns(["sampled_ids"]).to_pylist():
         example, slots = examples[prediction["example_id"]], tuple(prediction["slots"])
         shown = arrange(example, study.data.documents, slots, order=prediction["order"])
         yield prediction, example, shown

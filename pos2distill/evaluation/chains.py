@@ -16,13 +16,13 @@ import numpy as np
 from pos2distill.evaluation.statistics import fraction_interval
 from pos2distill.evaluation.token_shift import RESAMPLES
 from pos2distill.records import Document
-from pos2distill.tasks.metrics import normalize, sub_exact_match
+from pos2distill.tasks.metrics import contains_words, normalize
 
 Step = Literal["retrieval", "reasoning", "answer", "none"]
 STEPS: tuple[Step, ...] = ("retrieval", "reasoning", "answer", "none")
 
 _CONCLUSION = re.compile(r"the answer is", re.IGNORECASE)
-_CITATION = re.compile(r"\[(\d+(?:\s*,\s*\d+)*)\]")
+_CITATION = re.compile(r"\[(\d{1,9}(?:\s*,\s*\d{1,9})*)\]")
 _UNKNOWN = -1  # a number that no document has
 
 
@@ -74,7 +74,9 @@ def judge_chain(
     if seen != golds:
         return Chain("retrieval", correct, None, len(seen))
     failed: Step = "none"
-    if not found or not sub_exact_match(reasoning, answers):
+    # The answers yes and no are judgments, which the reasoning need not contain.
+    facts = [answer for answer in answers if normalize(answer) not in ("yes", "no")]
+    if not found or (facts and not contains_words(reasoning, facts)):
         failed = "reasoning"
     elif not correct:
         failed = "answer"

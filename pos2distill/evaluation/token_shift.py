@@ -123,16 +123,24 @@ def _estimate_ratio(part_E: Floats, total_E: Floats, seed: int) -> dict[str, Any
 
 
 def _spike_ratio(shifts: Sequence[Shift]) -> dict[str, float | None]:
-    """Largest KL of a response divided by its median KL: quartiles over responses; None where the median is 0."""
+    """Largest KL of a response divided by its median KL: quartiles over responses; None where the median is 0.
+
+    Responses without any KL have no such ratio and are left out; None if all are.
+    """
     ratios: list[float] = []
     for shift in shifts:
         for kl_T in shift.kl_ST[shift.trivial_S]:
+            if not kl_T.any():
+                continue
             median = float(np.median(kl_T))
             ratios.append(float(kl_T.max()) / median if median > 0 else math.inf)
+    names = ("quartile_1", "median", "quartile_3")
+    if not ratios:
+        return dict.fromkeys(names)
     # A quartile is one of the ratios, because a mean with infinity would be infinite.
     quartiles = np.percentile(ratios, [25, 50, 75], method="nearest").tolist()
     finite = [value if math.isfinite(value) else None for value in quartiles]
-    return dict(zip(("quartile_1", "median", "quartile_3"), finite, strict=True))
+    return dict(zip(names, finite, strict=True))
 
 
 def _by_token(kls: Sequence[Floats]) -> list[list[float]]:

@@ -20,7 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 from pos2distill.errors import UserError
 from pos2distill.literal_paths import list_matching, remove
 from pos2distill.records import SCHEMA_VERSION
-from pos2distill.store.files import ROW_GROUP_SIZE, is_corrupt, read_if_any, read_table, write_json, write_table
+from pos2distill.store.files import ROW_GROUP_SIZE, is_corrupt, read_if_any, read_table, sync, write_json, write_table
 from pos2distill.urls import open_url, storage_errors
 
 MANIFEST = "manifest.json"
@@ -197,6 +197,8 @@ class Artifact:
         ):
             for table in tables:
                 writer.write_table(table, row_group_size=ROW_GROUP_SIZE)
+        if self.is_local:
+            sync([Path(self.path) / name])
 
     def read_table(
         self, name: str, columns: list[str] | None = None, *, schema: pa.Schema | None = None, count: str = ""

@@ -40,7 +40,7 @@ class TableParts:
         self._next += 1
 
     def read(self) -> pa.Table:
-        """The rows of all parts, sorted by their key; of rows with equal keys the first.
+        """The rows of all parts, sorted by their key. Keeps the first of rows with equal keys.
 
         A corrupt part is named in the log and left out; its rows count as not computed.
 

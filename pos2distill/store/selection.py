@@ -29,7 +29,7 @@ class Selection:
         self.wanted = wanted
 
     def copy(self) -> "Selection":
-        """A selection of its own. To be made after Ray 2.60 has brought one: its arrays cannot be written to."""
+        """A selection of its own. Call it on one that was received from Ray 2.60, whose arrays are read-only."""
         return Selection(self.sampled_N, self.kept_N, self.wanted)
 
     def add(self, indices: Sequence[int], kept: Sequence[bool]) -> None:

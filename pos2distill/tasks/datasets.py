@@ -13,7 +13,7 @@ from pos2distill.errors import UserError
 from pos2distill.randomness import derive_generator, derive_seed
 from pos2distill.records import Document, Example
 from pos2distill.tasks.formats import REASONS, Reason, holds_answer, parse_record, question_id
-from pos2distill.tasks.metrics import normalize, sub_exact_match
+from pos2distill.tasks.metrics import contains_words, normalize, sub_exact_match
 from pos2distill.tasks.readers import read_records
 from pos2distill.tasks.spill import ExampleFile, StoredExamples
 
@@ -215,12 +215,10 @@ def _has_answer_in_distractor(example: Example, documents: int) -> bool:
 
     The answers yes and no are not looked for: they are judgments, and not found in a document.
     """
-    answers = {normalize(answer) for answer in example.answers} - {"", "yes", "no"}
+    answers = sorted({normalize(answer) for answer in example.answers} - {"yes", "no"})
     for document in example.distractors[: documents - 1]:
-        for text in (document.title, document.text):
-            words = f" {normalize(text)} "
-            if any(f" {answer} " in words for answer in answers):
-                return True
+        if contains_words(document.title, answers) or contains_words(document.text, answers):
+            return True
     return False
 
 

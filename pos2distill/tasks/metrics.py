@@ -85,6 +85,12 @@ def sub_exact_match(text: str, answers: Sequence[str]) -> bool:
     return False
 
 
+def contains_words(text: str, answers: Sequence[str]) -> bool:
+    """Whether any normalized answer is in the normalized text as whole words; an empty one matches nothing."""
+    words = f" {normalize(text)} "
+    return any(expected and f" {expected} " in words for expected in map(normalize, answers))
+
+
 def contains(text: str, answers: Sequence[str]) -> bool:
     """Whether any answer is a sub-string of the text, both in lower case (Lost in the Middle's key-value retrieval).
 

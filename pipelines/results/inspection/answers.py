@@ -8,7 +8,7 @@ from pos2distill.config.restrict import restrict
 from pos2distill.evaluation.attribution import Attribution
 from pos2distill.evaluation.questions import document_order, golds_first
 from pos2distill.evaluation.scores import format_slots
-from pos2distill.records import Slots, example_from_row
+from pos2distill.records import PREDICTION_SCHEMA, Slots, example_from_row
 from pos2distill.store.artifacts import Artifact
 
 from ...artifact_names import BASE_SCORES
@@ -86,7 +86,8 @@ def _prompt_settings(study: Study) -> Study:
 def _by_variant(artifact: Artifact) -> dict[str, dict[_PromptVariant, _Answer]]:
     """Predictions and refusals by example, then by the variant of its prompt."""
     found: dict[str, dict[_PromptVariant, _Answer]] = {}
-    for row in read_predictions(artifact).to_pylist() + read_refused(artifact).to_pylist():
+    columns = [name for name in PREDICTION_SCHEMA.names if name != "sampled_ids"]  # the largest, and not shown
+    for row in read_predictions(artifact, columns).to_pylist() + read_refused(artifact).to_pylist():
         found.setdefault(row["example_id"], {})[row["documents"], row["placement"], row["order"]] = row
     return found
 

@@ -10,6 +10,7 @@ from cluster.sections import READABLE
 from cluster.spec import ClusterSpec, load_cluster
 from cluster.types import Level
 from cluster.validate import check
+from pos2distill.config.read import RECIPES
 from pos2distill.errors import UserError
 from tests.support.minimal_spec import MINIMAL_SPEC
 
@@ -349,6 +350,12 @@ def test_load_cluster_accepts_every_valid_name(load: Callable[..., ClusterSpec],
 def test_load_cluster_suggests_the_nearest_name() -> None:
     with pytest.raises(UserError, match=r"^gek: no such cluster spec; did you mean 'gke'\?$"):
         load_cluster("gek")
+
+
+def test_load_cluster_rejects_a_recipe() -> None:
+    recipe = RECIPES / "quickstart.yaml"
+    with pytest.raises(UserError, match=f"^{recipe}: is a recipe; expected a cluster spec, with the sections name, "):
+        load_cluster(str(recipe))
 
 
 def test_load_cluster_names_a_missing_section(tmp_path: Path) -> None:

@@ -374,6 +374,8 @@ def test_load_recipe_suggests_the_nearest_file(load: Callable[..., Recipe], tmp_
     load()
     with pytest.raises(UserError, match=rf"no such recipe; did you mean '{tmp_path}/small.yaml'\?$"):
         load_recipe(f"{tmp_path}/small.yam")
+    with pytest.raises(UserError, match=r"^quickstart.yaml: no such file; did you mean 'quickstart'\?$"):
+        load_recipe("quickstart.yaml")
 
 
 def test_load_recipe_suggests_no_recipe_names_for_a_path(load: Callable[..., Recipe], tmp_path: Path) -> None:

@@ -178,10 +178,11 @@ def test_sweep_cells_of_a_recipe_made_in_python(load: Callable[..., Recipe]) -> 
     ("sweep", "message"),
     [
         ("{method.nme: [r1]}", "sweep: method.nme: not a setting of a study; did you mean 'method.name'?"),
+        ("{training.lr: [1e-4]}", "not a setting of a study; did you mean 'training.learning_rate'?"),
         ("{runtime.storage: [a, b]}", "sweep: runtime.storage: not a setting of a study"),
         ("{evaluation.also_evaluate: [[x]]}", "sweep: evaluation.also_evaluate: not a setting of a study"),
         ("{seed: []}", "sweep: seed: expected at least one value"),
-        ("{seed: [0, 1, 0]}", "sweep: {'seed': 0} is the same study as an earlier one; list each value once"),
+        ("{seed: [0, 1, 0]}", "sweep: seed=0: is the same study as an earlier one; list each value once"),
         ("{method.k: [2, 30]}", "sweep: method.k: 30 trivial slots, but"),
         ("{method.k: 4}", "sweep: method.k: input should be a list, for example [4]"),
         ("{method: {name: [r2, sft]}}", "sweep: method: write method.name: [...]"),

@@ -54,6 +54,31 @@ def test_judge_chain_finds_the_first_failed_step_by_numbers(text: str, chain: Ch
     assert judge_chain(text, correct=chain.correct, answers=("81 95",), shown=SHOWN, by="number") == chain
 
 
+@pytest.mark.parametrize(
+    ("answer", "reasoning", "failed"),
+    [
+        ("yes", "Both are codes", "none"),  # a judgment, which the reasoning need not contain
+        ("no", "They are known in the north", "none"),
+        ("No", "", "none"),
+        ("81", "The code is 81 95", "none"),
+        ("81", "The code is 181", "reasoning"),  # not within another number
+    ],
+)
+def test_judge_chain_looks_for_facts_in_the_reasoning_as_whole_words(answer: str, reasoning: str, failed: str) -> None:
+    text = f"His mentor is a moth [4]. {reasoning} [2]. The answer is: {answer}"
+    chain = judge_chain(text, correct=True, answers=(answer,), shown=SHOWN, by="number")
+    assert chain is not None
+    assert chain.failed == failed
+
+
+def test_judge_chain_reads_no_number_of_thousands_of_digits() -> None:
+    """Python 3.11 refuses to convert one."""
+    text = f"His mentor is a moth [{'4' * 5000}]. The answer is: 1"
+    assert judge_chain(text, correct=False, answers=("1",), shown=SHOWN, by="number") == Chain(
+        "retrieval", False, None, 0
+    )
+
+
 @pytest.mark.parametrize("title", ["Dark Viper", "", "The"])
 def test_judge_chain_cannot_judge_equal_or_missing_titles(title: str) -> None:
     shown = (*SHOWN, Document(title, "Another."))

@@ -59,3 +59,10 @@ def test_summarize_shift_without_another_slot_or_any_shift() -> None:
 def test_summarize_shift_spike_ratio_of_a_median_of_zero_is_none() -> None:
     spike = Shift(np.array([[0.0, 0.0, 0.3]]), np.ones((1, 3), bool), np.array([True]))
     assert summarize_shift([spike], seed=0)["concentration"]["spike_ratio"]["median"] is None
+
+
+def test_summarize_shift_spike_ratio_leaves_out_responses_without_any_kl() -> None:
+    equal = Shift(np.array([[0.2, 0.1, 0.1]]), np.ones((1, 3), bool), np.array([True]))
+    nothing = Shift(np.zeros((1, 3)), np.ones((1, 3), bool), np.array([True]))
+    found = summarize_shift([equal, nothing, nothing], seed=0)["concentration"]["spike_ratio"]
+    assert found == {"quartile_1": 2.0, "median": 2.0, "quartile_3": 2.0}

@@ -457,7 +457,11 @@ def test_main_rejects_wrong_words_with_one_line(arguments: list[str], capsys: py
         ("study quickstart --dryrun", "unrecognized arguments: --dryrun; did you mean '--dry-run'?"),
         ("evaluate quickstart --fail-if-mean-belw=5", "did you mean '--fail-if-mean-below'?"),
         ("study quickstart --training.epochs=3", "; settings have no dashes: training.epochs=3"),
-        ("study quickstart --epochs 2", "; a setting is given as section.field=value, such as training.epochs=2"),
+        ("study quickstart --epochs 2", "; settings have no dashes: training.epochs=…"),
+        ("study quickstart --learning-rate=1e-4", "; settings have no dashes: training.learning_rate=1e-4"),
+        ("study quickstart --seed 3", "--seed; settings have no dashes: seed=… or evaluation.seed=…"),
+        ("study quickstart --config x", "; a setting is given as section.field=value, such as training.epochs=2"),
+        ("study quickstart --resume", "--resume; the same command continues a run that was stopped"),
         (
             "study quickstart --fail-if-gap-above 5",
             "unrecognized arguments: --fail-if-gap-above; an option of evaluate, submit, cluster",

@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pytest
 from pipelines.cli import command_line
 from pipelines.cli.gate_options import add_gate, read_gate
 from pipelines.plan import make_plan
+from pipelines.provenance import Provenance
 from pipelines.stages.answers import Answers, count_answers
 from pos2distill.config import Recipe
 from pos2distill.records import PREDICTION_SCHEMA, REFUSAL_SCHEMA
@@ -163,6 +165,42 @@ def test_baseline_may_be_a_run(
     for run in (baseline.storage, f"{baseline.storage}/evaluation"):
         assert evaluate("--fail-if-drop-above", "2", "--baseline", run) == 0
         assert capsys.readouterr().out.endswith("gate passed: drop of the mean 0.0 is not above 2\n")
+
+
+@pytest.mark.parametrize(("name", "value"), [("format", "nq"), ("distractors", "random"), ("metric", "em")])
+def test_baseline_of_other_documents_or_another_metric_is_rejected(
+    evaluate: Callable[..., int],
+    baseline: Artifact,
+    make_recipe: Callable[..., Recipe],
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    value: str,
+) -> None:
+    """The same questions in the same slots are easier among random documents."""
+    provenance = Provenance.now(make_recipe())
+    own = provenance.settings["data"][name]
+    provenance.settings["data"][name] = value
+    baseline.write_json("provenance.json", asdict(provenance))
+    assert evaluate("--fail-if-drop-above", "15", "--baseline", baseline.url) == 2
+    assert capsys.readouterr().err == (
+        f"error: --baseline: {baseline.url}/predictions.parquet: was made with data.{name}={value}, and this "
+        f"evaluation has {own}\n"
+    )
+    provenance.settings["data"][name] = own
+    baseline.write_json("provenance.json", asdict(provenance))
+    assert evaluate("--fail-if-drop-above", "15", "--baseline", baseline.url) == 0
+
+
+def test_a_corrupt_baseline_is_named(
+    evaluate: Callable[..., int], baseline: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = bytearray(Path(baseline.path, "predictions.parquet").read_bytes())
+    content[20] ^= 1
+    (tmp_path / "damaged.parquet").write_bytes(content)
+    assert evaluate("--fail-if-drop-above", "15", "--baseline", f"{tmp_path}/damaged.parquet") == 2
+    assert capsys.readouterr().err == (
+        f"error: --baseline: {tmp_path}/damaged.parquet: corrupt; evaluate that model again, or name another baseline\n"
+    )
 
 
 def test_baseline_that_cannot_be_compared(

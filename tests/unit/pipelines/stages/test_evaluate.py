@@ -368,6 +368,11 @@ def test_evaluate_rejects_wrong_addresses_and_names(server: FakeServer, capsys: 
             "evaluate: quickstart: expected either a RECIPE or --model and --data, not both",
         ),
         (
+            ["evaluate", __file__, "--model", "m", "--data", "d"],
+            f"evaluate: {__file__}: expected either a RECIPE or --model and --data, not both; put a pattern of several "
+            f"files in quotes",
+        ),
+        (
             ["evaluate", "quickstart", "--base-url", "http://x/v1"],
             "--base-url: goes with --model; with a recipe, set runtime.endpoint.base_url=VALUE",
         ),

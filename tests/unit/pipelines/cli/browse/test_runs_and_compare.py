@@ -104,6 +104,19 @@ def test_runs_rejects_what_is_no_folder(tmp_path: Path, command: Command) -> Non
     assert command("runs", str(tmp_path)) == [f"{tmp_path}: no runs"]
 
 
+def test_runs_lists_other_runs_beside_a_corrupt_report(recipe: Recipe, command: Command, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(recipe.storage, tmp_path / name)
+    for report in (tmp_path / "b").glob("report*/summary.json"):
+        report.write_text("{")
+    first, second = command("runs", str(tmp_path))
+    assert first.startswith(f"{tmp_path}/a/report  ")
+    wrong = f"{tmp_path}/b/report/summary.json: corrupt; expected what `report` writes; run `report` for this run to"
+    assert second.startswith(wrong)
+    entry = json.loads(command("runs", str(tmp_path), "--json")[0])[1]
+    assert entry == {"report": f"{tmp_path}/b/report", "name": None, "error": second}
+
+
 def test_runs_lists_those_without_a_report_last(recipe: Recipe, command: Command, tmp_path: Path) -> None:
     """As while they run, or after they were stopped."""
     shutil.copytree(recipe.storage, tmp_path / "reported")
@@ -224,6 +237,21 @@ def test_compare_shows_the_base_of_another_run_if_it_is_another(
     assert students == 0
 
 
+def test_compare_pairs_no_answers_to_other_documents(recipe: Recipe, command: Command, tmp_path: Path) -> None:
+    """The same questions in the same slots, but with easier documents around them."""
+    copy = shutil.copytree(recipe.storage, tmp_path / "copy")
+    path = copy / "report" / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["settings"]["data"]["distractors"] = "random"
+    path.write_text(json.dumps(summary))
+    result = json.loads(command("compare", recipe.storage, str(copy), "--json")[0])
+    assert [run["model"] for run in result["runs"]] == ["base", "distilled"] * 2
+    pairs = {(each["of"], each["less"]): each["questions"] for each in result["differences"]}
+    assert pairs == {(1, 0): 4, (2, 0): 0, (3, 2): 4, (3, 1): 0}
+    lines = command("compare", recipe.storage, str(copy))
+    assert "[2] - [0]: other questions, positions, documents or metric, so there is no paired difference" in lines
+
+
 def test_compare_rejects_evaluations_that_cannot_be_read(evaluated: Path, command: Command, tmp_path: Path) -> None:
     storage = shutil.copytree(evaluated / "one", tmp_path / "storage")
     path = storage / "evaluation" / "summary.json"
@@ -282,9 +310,7 @@ def test_reports_and_artifacts_of_earlier_versions(recipe: Recipe, command: Comm
         "study's settings"
     )
     (storage / "report" / "summary.json").write_text(json.dumps({**sweep, "estimates": [{"label": "x"}]}))
-    assert command("runs", str(storage), code=2) == [
-        f"error: {storage}/report/summary.json: corrupt; make it again with `report`"
-    ]
+    assert command("runs", str(storage)) == [f"{storage}/report/summary.json: corrupt; make it again with `report`"]
     (storage / "report" / "summary.json").write_text('{"name": "old", "base": {}}')
     assert command("compare", str(storage), code=2) == [
         f"error: {storage}: is a report of an earlier version; make it again with `report`"
