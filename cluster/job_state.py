@@ -6,7 +6,7 @@ from typing import Any
 from pos2distill.errors import ExitCode, UserError, collapse_whitespace, warn_once
 from pos2distill.node_pools import DEADLINE_PASSED, GATE_FAILED, NOT_RETRIED
 
-from .kubectl import kubectl
+from .kubectl import kubectl, log_source
 from .names import STORAGE_ANNOTATION
 from .spec import ClusterSpec
 from .types import KubeManifest
@@ -112,7 +112,8 @@ def _log_tail(spec: ClusterSpec) -> str:
     More lines than say how it ended: a job that stops at its deadline logs until it has saved its checkpoint.
     """
     try:
-        return kubectl("logs", f"job/{spec.name}", "--namespace", spec.namespace, "--tail=500")
+        source = log_source(spec.name, spec.namespace)
+        return kubectl("logs", source, "--namespace", spec.namespace, "--tail=500")
     except UserError as error:
         if "(NotFound)" not in str(error):
             warn_once(f"{spec.name}: why it stopped is not known, since the end of its log cannot be read: {error}")

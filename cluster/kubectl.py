@@ -1,6 +1,8 @@
 """Calls of the program kubectl, which knows the user's clusters and how to log in to them."""
 
+import functools
 import json
+import re
 import subprocess
 import sys
 from typing import Any
@@ -10,10 +12,12 @@ from pos2distill.errors import UserError, collapse_whitespace
 # The address that kubectl tries if no cluster is configured.
 _NO_SERVER = "localhost:8080"
 _TIME_LIMIT = "30s"  # limit of one request; without one, kubectl waits forever for a server that does not answer
+# How much longer the program may take: for several requests, and for what logs in to the cluster before them.
+_EXTRA_SECONDS = 120
 
 
 class UnreachableError(UserError):
-    """A request failed in a way that may pass, such as a network failure or an expired login."""
+    """A request failed, in a way that is not certain to be permanent: a network failure, an expired login, others."""
 
 
 def kubectl(*arguments: str, text: str | None = None, time_limit: str = _TIME_LIMIT) -> str:
@@ -66,16 +70,43 @@ def dry_run(manifests: str) -> list[str]:
 
 
 def _run(*arguments: str, text: str | None, time_limit: str = _TIME_LIMIT) -> "subprocess.CompletedProcess[str]":
-    words = ["kubectl", *arguments, f"--request-timeout={time_limit}"]
-    try:
-        result = subprocess.run(words, input=text, capture_output=True, encoding="utf-8", errors="replace", check=False)
-    except FileNotFoundError:
-        raise UserError("kubectl: not found; install it (https://kubernetes.io/docs/tasks/tools/)") from None
+    words = ["kubectl", *_context_options(), *arguments, f"--request-timeout={time_limit}"]
+    result = _call(words, text, time_limit)
     if result.returncode != 0 and _NO_SERVER in result.stderr:
         raise UserError(
             "kubectl: no cluster is configured; choose one with `kubectl config use-context NAME`, or set KUBECONFIG"
         )
     return result
+
+
+def _call(words: list[str], text: str | None, time_limit: str) -> "subprocess.CompletedProcess[str]":
+    """Run the program to its end. It gets no terminal, at which a plugin for the login would wait for an answer."""
+    limit_s = int(re.sub(r"\D", "", time_limit))
+    try:
+        return subprocess.run(
+            words,
+            input=text or "",
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+            timeout=limit_s + _EXTRA_SECONDS if limit_s else None,
+        )
+    except FileNotFoundError:
+        raise UserError("kubectl: not found; install it (https://kubernetes.io/docs/tasks/tools/)") from None
+    except subprocess.TimeoutExpired:
+        raise UnreachableError(
+            f"kubectl: no end after {limit_s + _EXTRA_SECONDS} s; does its login wait for an answer?"
+        ) from None
+
+
+@functools.cache
+def _context_options() -> tuple[str, ...]:
+    """The context that is current when the command begins: another shell may choose another one while it runs."""
+    found = _call(["kubectl", "config", "current-context"], None, _TIME_LIMIT)
+    # Without one, as inside a cluster, kubectl finds its way by itself.
+    name = found.stdout.strip()
+    return ("--context", name) if found.returncode == 0 and name else ()
 
 
 def get_object(kind: str, name: str, namespace: str) -> dict[str, Any] | None:
@@ -110,11 +141,26 @@ def get_pods(namespace: str, labels: dict[str, str]) -> list[dict[str, Any]]:
     return pods
 
 
+def log_source(job: str, namespace: str) -> str:
+    """What `kubectl logs` takes for the newest pod of a Kubernetes Job: of several that have ended it takes any.
+
+    The Job itself while its pods are not known.
+    """
+    options = ["--selector", f"job-name={job}", "--sort-by=.metadata.creationTimestamp", "--output", "name"]
+    try:
+        output = kubectl("get", "pods", "--namespace", namespace, *options)
+    except UserError:
+        output = ""
+    pods = [line for line in output.splitlines() if line.startswith("pod/")]
+    return pods[-1] if pods else f"job/{job}"
+
+
 def start_log(job: str, namespace: str, *, since_s: int | None = None) -> "subprocess.Popen[bytes]":
     """Start a process that prints the log of a Kubernetes Job: from its beginning, or from `since_s` seconds ago."""
-    command = ["kubectl", "logs", f"job/{job}", "--namespace", namespace, "--follow"]
+    source = log_source(job, namespace)
+    command = ["kubectl", *_context_options(), "logs", source, "--namespace", namespace, "--follow"]
     if since_s is not None:
         command.append(f"--since={since_s}s")
     # `sys.stdout` may have been redirected. Errors of the connection are not part of the job's log; the caller opens a
     # lost one again.
-    return subprocess.Popen(command, stdout=sys.stdout, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stdout, stderr=subprocess.DEVNULL)

@@ -43,7 +43,7 @@ class EgressRule(Section):
 
     cidr: str | None = Field(None, description="IP addresses in CIDR notation, for example 0.0.0.0/0 or 10.0.20.15/32.")
     namespace: Namespace | None = Field(
-        None, description="Namespace of pods, instead of addresses, which Cilium does not apply to pods."
+        None, description="Set this instead of `cidr` for pods: Cilium does not apply ranges of addresses to pods."
     )
     ports: tuple[int, ...] = Field(
         (443,),

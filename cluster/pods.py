@@ -30,7 +30,7 @@ SUBMITTER_SIZE = {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "2Gi"}
 AUTOSCALER_SIZE = {"cpu": "1", "memory": "2Gi"}
 COLLECTOR_SIZE = {"cpu": "200m", "memory": "256Mi"}  # KubeRay's own limits
 
-# KubeRay gives up a job if its head has not answered for 300 s, so that the pod of a lost head must be deleted earlier.
+# KubeRay gives up on a job if its head has not answered for 300 s, so the pod of a lost head must be deleted earlier.
 _LOST_NODE_SECONDS = 60
 
 _WRITABLE_MOUNTS = (("tmp", "/tmp"), ("scratch", HOME))
@@ -53,7 +53,7 @@ def head_template(spec: ClusterSpec, own: RecipeFile | None = None) -> KubeManif
     """The pod of the head, on which the job's driver runs. It is never evicted.
 
     Its autoscaler reads the token of the Kubernetes API. The Ray container does not: whoever may submit jobs runs code
-    in it, and the token allows to create pods.
+    in it, and the token allows creating pods.
 
     Args:
         own: the user's recipe, to mount.

@@ -29,7 +29,7 @@ from .job_state import (
     running_attempt,
     short_message,
 )
-from .kubectl import UnreachableError, as_selector, get_existing, get_object, kubectl
+from .kubectl import UnreachableError, as_selector, get_existing, get_object, kubectl, log_source
 from .names import MADE_BY_KUBERAY_LABEL, PROJECT
 from .nodes import INT32
 from .render import to_yaml
@@ -42,7 +42,7 @@ _STOP_MARGIN_SECONDS = 120  # time between the end of a job that is stopped and 
 _DIGEST_ANNOTATION = f"{PROJECT}/digest"  # digest of the submitted spec of the job
 _SUBMISSION_LABEL = f"{PROJECT}/submission"  # random: tells a job from a later one of the same name
 
-# What `render` makes, but for the monitor of pods.
+# What `render` makes, except the PodMonitor.
 _RENDERED_KINDS = ("rayjob", "raycluster", "configmap", "serviceaccount", "networkpolicy", "poddisruptionbudget")
 
 
@@ -62,6 +62,11 @@ def submit(spec: ClusterSpec, manifests: Sequence[KubeManifest]) -> Outcome:
     digest = hashlib.sha256(json.dumps(ray_job["spec"], sort_keys=True).encode()).hexdigest()[:16]
     while True:
         job = get_object("rayjob", spec.name, spec.namespace)
+        if job and job["metadata"].get("deletionTimestamp"):
+            _check_is_ours(spec, job)
+            print(f"{spec.name} is being deleted; waiting for the end of its deletion", flush=True)
+            _delete_ended(spec, job)
+            continue
         if job and deployment_status(job) not in ENDED:
             _check_same_command(spec, job, ray_job)
             # A job that was applied by other means has no digest, and counts as unchanged.
@@ -74,7 +79,9 @@ def submit(spec: ClusterSpec, manifests: Sequence[KubeManifest]) -> Outcome:
             _check_is_ours(spec, existing)
         if job:
             status_text = deployment_status(job)
-            print(f"{spec.name} has ended ({status_text}); submitting it again to resume from its storage", flush=True)
+            is_same = job["spec"].get("entrypoint") == ray_job["spec"]["entrypoint"]
+            what = "it again to resume from its storage" if is_same else "another command, and deleting its log"
+            print(f"{spec.name} has ended ({status_text}); submitting {what}", flush=True)
             _delete_ended(spec, job)
         print(kubectl("apply", "--filename", "-", text=companions), end="", flush=True)
         if _create(_submitted(spec, ray_job, digest)):
@@ -168,7 +175,8 @@ def logs(spec: ClusterSpec) -> ExitCode:
     if not get_object("rayjob", spec.name, spec.namespace):
         raise UserError(f"{spec.name}: no RayJob of this name in namespace {spec.namespace}, so there is no log")
     # Without a limit, since a long log takes long. That the server answers has just been seen.
-    print(kubectl("logs", f"job/{spec.name}", "--namespace", spec.namespace, time_limit="0"), end="")
+    source = log_source(spec.name, spec.namespace)
+    print(kubectl("logs", source, "--namespace", spec.namespace, time_limit="0"), end="")
     return ExitCode.SUCCESS
 
 
@@ -189,6 +197,7 @@ def delete(spec: ClusterSpec) -> ExitCode:
 def _follow(spec: ClusterSpec) -> ExitCode:
     """Print changes of the status and the log until the job ends."""
     log, printed = LogFollower(spec.name, spec.namespace), ""
+    followed: str | None = None  # the uid of the job
     last_answer = time.monotonic()
     try:
         while True:
@@ -205,6 +214,11 @@ def _follow(spec: ClusterSpec) -> ExitCode:
             if job is None:
                 print(f"{spec.name} was deleted; run the same command to resume from its storage")
                 return ExitCode.STOPPED
+            uid = job["metadata"].get("uid")
+            if followed is not None and uid != followed:
+                print(f"{spec.name} was deleted, and another job has its name; `cluster status` shows that one")
+                return ExitCode.STOPPED
+            followed = uid
             description = describe(job)
             if description != printed:
                 print(f"{time.strftime('%H:%M:%S')} {spec.name}: {description}", flush=True)

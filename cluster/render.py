@@ -36,8 +36,8 @@ from .sizing import OBJECT_STORE_FRACTION, Disks, check_gpu_memory, disk_of, nod
 from .spec import ClusterSpec
 from .types import KubeManifest
 
-# Retries of the submitter's pod when it is lost, which take about ten minutes. A retry never submits the job a second
-# time. After the last one, KubeRay marks the job as failed even if it still runs.
+# Retries of the submitter's pod when it is lost, which take about ten minutes. A retry attaches to the job if the head
+# knows it. After the last one, KubeRay marks the job as failed even if it still runs.
 SUBMITTER_RETRIES = 6
 
 _HEAD_LABELS = {NODE_TYPE_LABEL: "head"}
@@ -117,7 +117,7 @@ def ray_job(spec: ClusterSpec, job: JobCommand) -> KubeManifest:
             "backoffLimit": spec.job.backoff_limit,
             "submitterConfig": {"backoffLimit": SUBMITTER_RETRIES},
             "submitterPodTemplate": submitter_template(spec, entrypoint),
-            "rayClusterSpec": cluster_spec(spec, disks, job.own_recipe),
+            "rayClusterSpec": cluster_spec(spec, disks, job),
         },
     }
 
@@ -132,12 +132,12 @@ def ray_cluster(spec: ClusterSpec) -> KubeManifest:
     }
 
 
-def cluster_spec(spec: ClusterSpec, disks: Disks, own: RecipeFile | None = None) -> KubeManifest:
+def cluster_spec(spec: ClusterSpec, disks: Disks, job: JobCommand | None = None) -> KubeManifest:
     """The head and the node groups.
 
     Args:
         disks: what `node_disks` returns.
-        own: the user's recipe, which the head mounts.
+        job: the job that runs there, whose recipe the head may mount.
     """
     fields: KubeManifest = {
         "rayVersion": spec.ray_version,
@@ -152,20 +152,23 @@ def cluster_spec(spec: ClusterSpec, disks: Disks, own: RecipeFile | None = None)
         "labels": dict(POOLS_LABEL),
         # No CPUs, so that Ray places no work on the head: the driver and Ray's own processes request none.
         "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0", **_object_store(spec.head)},
-        "template": head_template(spec, own),
+        "template": head_template(spec, job.own_recipe if job else None),
     }
-    fields["workerGroupSpecs"] = [_worker_group(spec, name, disks[name]) for name in spec.groups]
+    fields["workerGroupSpecs"] = [_worker_group(spec, name, disks[name], job) for name in spec.groups]
     return fields
 
 
-def _worker_group(spec: ClusterSpec, name: str, disk_parts: dict[str, int]) -> KubeManifest:
+def _worker_group(spec: ClusterSpec, name: str, disk_parts: dict[str, int], job: JobCommand | None) -> KubeManifest:
     group = spec.groups[name]
+    # Machines for training would be reserved, and idle, while a job only samples or evaluates.
+    is_unused = name == "training" and job is not None and not job.trains and spec.scales
+    smallest = 0 if is_unused else group.min
     # Nodes for data tasks carry the label of sampling, because the label selector of Ray Data applies to all its tasks.
     pool: Pool = TRAINING if name == "training" else SAMPLING
     fields: KubeManifest = {
         "groupName": name,
-        "replicas": group.min,
-        "minReplicas": group.min,
+        "replicas": smallest,
+        "minReplicas": smallest,
         "maxReplicas": group.max,
     }
     if spec.scales:

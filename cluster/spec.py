@@ -59,7 +59,9 @@ class ClusterSpec(Section):
     head: NodeSection = Field(description="Node of the head, on which no work runs.")
     sampling: NodeGroup = Field(description="Nodes for sampling, any of which may be lost at any time.")
     sampling_fallbacks: dict[str, NodeGroup] = Field(
-        {}, description="Further groups for sampling by name, in this order, for what the groups before cannot provide."
+        {},
+        description="Further groups for sampling by name, in this order. Each is used when those before it cannot "
+        "provide nodes.",
     )
     training: NodeGroup = Field(description="Nodes for training, on demand, since the loss of one stops all workers.")
     data: NodeGroup | None = Field(

@@ -59,7 +59,7 @@ class Finding:
 
 
 def check(manifests: Sequence[KubeManifest], crds: str | None = None) -> list[Finding]:
-    """What is wrong with manifests and how to fix it, in their order.
+    """What is wrong with manifests and how to fix it, in the order of the manifests.
 
     Args:
         manifests: mappings with string keys only, as `load_manifests` and `render` return them.

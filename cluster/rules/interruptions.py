@@ -27,7 +27,7 @@ def submitter_waits_for_the_end(manifest: Fields) -> Iterator[Violation]:
     container = (pod.mappings("containers") or [Fields(f"{pod.path}.containers[0]", None)])[0]
     command = container.items_of("command")
     if command[:-1] != ["python", "-m", SUBMITTER_MODULE]:
-        message = f"KubeRay's own may end before the job; set [python, -m, {SUBMITTER_MODULE}, ENTRYPOINT]"
+        message = f"KubeRay's own submitter may end before the job; set [python, -m, {SUBMITTER_MODULE}, ENTRYPOINT]"
         yield container.violation("command", message)
     elif command[-1] != job.text("entrypoint").replace("$", "$$"):
         message = "does not submit spec.entrypoint; make its last word equal to it, with $$ for $"
@@ -37,7 +37,7 @@ def submitter_waits_for_the_end(manifest: Fields) -> Iterator[Violation]:
 
 
 def head_is_not_on_spot_machines(manifest: Fields) -> Iterator[Violation]:
-    """A job ends with its head, and with its submitter."""
+    """A new head runs the job again, and a submitter that is lost has few retries."""
     head = cluster_of(manifest).mapping("headGroupSpec")
     submitter = job_of(manifest).mapping("submitterPodTemplate", "spec")
     message = "must not be on machines that the cloud may reclaim; use on-demand machines"
@@ -49,7 +49,7 @@ def head_is_not_on_spot_machines(manifest: Fields) -> Iterator[Violation]:
 
 
 def head_leaves_a_lost_node(manifest: Fields) -> Iterator[Violation]:
-    """KubeRay gives up a job if its head does not answer for 300 s, so that its pod must be deleted earlier."""
+    """KubeRay gives up on a job if its head does not answer for 300 s, so that its pod must be deleted earlier."""
     cluster = cluster_of(manifest)
     if not cluster:
         return

@@ -111,7 +111,7 @@ def fixed_cluster_has_fixed_groups(manifest: Fields) -> Iterator[Violation]:
 
 
 def pods_run_the_same_image(manifest: Fields) -> Iterator[Violation]:
-    """Ray requires the same version everywhere, and the submitter needs Ray's command line."""
+    """Ray requires the same version everywhere, and the submitter needs Ray's client."""
     images = []
     for pod in pods_of(manifest):
         for container in pod.mappings("containers")[:1]:

@@ -4,14 +4,15 @@ import json
 import os
 import time
 
-from ray.job_submission import JobSubmissionClient
-
-from pos2distill.environment import ignore_ray_addresses
+from pos2distill.errors import UserError
 from pos2distill.node_pools import JOB_DASHBOARD_VARIABLE
 
-from .client import REQUEST_ERRORS
+from .client import REQUEST_ERRORS, connect
 
 _STOP_SECONDS = 60.0
+# The head may be busy. A job that cannot be stopped is retried in vain, on new clusters.
+_TRY_SECONDS = 120.0
+_RETRY_SECONDS = 5.0
 
 
 def stop_own_job(why: str) -> None:
@@ -28,11 +29,15 @@ def stop_own_job(why: str) -> None:
     if job is None:
         return  # a command that somebody runs in the head's pod
     print(why, flush=True)
-    ignore_ray_addresses()
-    try:
-        JobSubmissionClient(os.environ[JOB_DASHBOARD_VARIABLE]).stop_job(job)
-    except REQUEST_ERRORS as error:
-        print(f"the job could not be stopped: {error}", flush=True)
-        return
+    give_up_at = time.monotonic() + _TRY_SECONDS
+    while True:
+        try:
+            connect(os.environ[JOB_DASHBOARD_VARIABLE]).stop_job(job)
+            break
+        except (UserError, *REQUEST_ERRORS) as error:
+            if time.monotonic() > give_up_at:
+                print(f"the job could not be stopped: {error}", flush=True)
+                return
+        time.sleep(_RETRY_SECONDS)
     # Ray ends this process. If it ended by itself before, the job would have failed.
     time.sleep(_STOP_SECONDS)

@@ -52,7 +52,10 @@ _LOST_CONNECTION = (
 
 @dataclass(frozen=True, slots=True)
 class SubmittedJob:
-    """A job as it was left. exit_code: its own, ExitCode.STOPPED, or INTERRUPTED of one that continues."""
+    """A submitted job that has ended, or that continues by itself.
+
+    exit_code: its own, ExitCode.STOPPED, or INTERRUPTED of one that continues.
+    """
 
     job: str
     storage: str

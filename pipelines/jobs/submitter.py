@@ -44,7 +44,7 @@ def main() -> int:
 def run_to_end(address: str, job: str, entrypoint: str) -> JobDetails:
     """Submit a job, or attach to it if it is there, and print its log until it has ended.
 
-    There is no limit to failures: KubeRay ends this process when it gives up the job.
+    There is no limit to failures: KubeRay ends this process when it gives up on the job.
     """
     failures = _Failures(job)
     while True:
@@ -81,7 +81,7 @@ def stop_at(address: str, job: str, deadline: float, ended: threading.Event) -> 
 
 
 class _Failures:
-    """Prints why requests fail, once in a row: the end of the log says how the job ended."""
+    """Prints each error once, until requests succeed or the error changes: the log's end says how the job ended."""
 
     def __init__(self, job: str) -> None:
         self._job = job

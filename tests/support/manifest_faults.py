@@ -361,16 +361,20 @@ POLICIES: list[tuple[str, Any, str]] = [
         )
     ),
     # The submitter waits for the end of the job.
-    (f"{SUBMITTER}", ..., "submitterPodTemplate.spec.containers[0].command: KubeRay's own may end before the job; set"),
+    (
+        f"{SUBMITTER}",
+        ...,
+        "submitterPodTemplate.spec.containers[0].command: KubeRay's own submitter may end before the job; set",
+    ),
     (
         f"{SUBMITTER}.spec.containers[0].command",
         ...,
-        "containers[0].command: KubeRay's own may end before the job; set",
+        "containers[0].command: KubeRay's own submitter may end before the job; set",
     ),
     (
         f"{SUBMITTER}.spec.containers[0].command[2]",
         "ray",
-        "containers[0].command: KubeRay's own may end before the job",
+        "containers[0].command: KubeRay's own submitter may end before the job",
     ),
     (
         f"{SUBMITTER}.spec.containers[0].command[3]",

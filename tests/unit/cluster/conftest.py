@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cluster import kubectl as kubectl_calls
 from cluster import rayjob
 from cluster.spec import ClusterSpec, load_cluster
 from tests.support.crds import write_crds
@@ -48,7 +49,13 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ca
         (tmp_path / "kubectl").write_text(FAKE)
         (tmp_path / "kubectl").chmod(0o755)
         (tmp_path / "script.json").write_text(json.dumps(answers))
-        return lambda: [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines()]
+        kubectl_calls._context_options.cache_clear()
+        return calls
+
+    def calls() -> list[Any]:
+        """Without the question which context is current, which each command asks first."""
+        made = [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines()]
+        return [call for call in made if call[0][0] != "config"]
 
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(rayjob, "POLL_SECONDS", 0.05)

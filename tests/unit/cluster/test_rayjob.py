@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from cluster import job_log, rayjob
+from cluster import kubectl as kubectl_calls
 from cluster.job_command import load_job
 from cluster.render import render
 from cluster.spec import load_cluster
@@ -70,7 +71,7 @@ def test_submit_applies_a_new_job_and_follows_it(
     )
     assert "NetworkPolicy" in applied
     assert created == ["RayJob"]
-    first_get, first_log = calls()[0][0], next(words for words, _ in calls() if words[0] == "logs")
+    first_get, first_log = (next(words for words, _ in calls() if words[0] == verb) for verb in ("get", "logs"))
     assert first_get[1:5] == ["rayjob", "nq-mistral", "--namespace", "pos2distill"]
     assert first_log == ["logs", "job/nq-mistral", "--namespace", "pos2distill", "--follow"]
 
@@ -115,6 +116,86 @@ def test_submit_replaces_a_job_that_has_ended(
     deleted = next(words for words, _ in calls() if words[0] == "delete")
     assert deleted[:3] == ["delete", "rayjob", "nq-mistral"]
     assert deleted[-3:] == ["--wait=true", "--timeout=180s", "--request-timeout=200s"]
+
+
+def with_metadata(reply: Reply, **metadata: Any) -> Reply:
+    found = json.loads(reply["out"])
+    return {"out": json.dumps(found | {"metadata": found["metadata"] | metadata})}
+
+
+def test_submit_says_that_another_command_deletes_the_log(
+    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    kubectl({"get rayjob": [job("Failed", entrypoint="other", jobStatus="FAILED"), job(), DONE]})
+    assert command_line.main(["cluster", "submit", *WORDS]) == 0
+    assert "nq-mistral has ended (Failed); submitting another command, and deleting its log" in capfd.readouterr().out
+
+
+def test_submit_waits_for_a_job_that_is_being_deleted(
+    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Followed, it would end at once."""
+    leaving = with_metadata(RUNNING, deletionTimestamp="2026-05-04T10:00:00Z")
+    calls = kubectl({"get rayjob": [leaving, NONE, job(), DONE]})
+    assert command_line.main(["cluster", "submit", *WORDS]) == 0
+    output = capfd.readouterr().out
+    assert output.startswith("nq-mistral is being deleted; waiting for the end of its deletion\n")
+    assert "already running" not in output
+    assert verbs(calls())[:3] == ["delete", "apply", "create"]
+
+
+def test_submit_follows_no_later_job_of_the_same_name(
+    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its exit code would be taken for that of the first one."""
+    first, later = with_metadata(RUNNING, uid="1"), with_metadata(DONE, uid="2")
+    kubectl({"get rayjob": [first, first, later]})
+    assert command_line.main(["cluster", "submit", *WORDS]) == 3
+    line = "nq-mistral was deleted, and another job has its name; `cluster status` shows that one"
+    assert capfd.readouterr().out.splitlines()[-1] == line
+
+
+def test_every_call_names_the_context_that_was_current_at_first(
+    kubectl: Callable[..., Callable[[], list[Any]]],
+) -> None:
+    """Another shell may choose another one while a job is followed."""
+    contexts = [{"out": "production\n"}, {"out": "staging\n"}]
+    calls = kubectl({"config": contexts, "--context": [RUNNING, RUNNING, DONE]})
+    assert command_line.main(["cluster", "submit", *WORDS]) == 0
+    assert {tuple(words[:2]) for words, _ in calls()} == {("--context", "production")}
+
+
+def test_the_log_is_that_of_the_newest_pod_of_the_submitter(
+    kubectl: Callable[..., Callable[[], list[Any]]],
+) -> None:
+    """Of several pods that have ended, kubectl takes the oldest, which does not say how the job ended."""
+    stopped = job("Complete", jobStatus="STOPPED")
+    calls = kubectl(
+        {
+            "get rayjob": [RUNNING, stopped],
+            "get pods": [{"out": "pod/nq-mistral-lost\npod/nq-mistral-new\n"}],
+            "logs": [{"out": f"{GATE_FAILED}\n"}],
+        }
+    )
+    assert command_line.main(["cluster", "submit", *WORDS]) == 1
+    assert {words[1] for words, _ in calls() if words[0] == "logs"} == {"pod/nq-mistral-new"}
+    listed = next(words for words, _ in calls() if words[:2] == ["get", "pods"])
+    assert listed[4:7] == ["--selector", "job-name=nq-mistral", "--sort-by=.metadata.creationTimestamp"]
+
+
+def test_kubectl_that_never_ends_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A plugin for the login may ask for a password, which nobody sees."""
+    (tmp_path / "kubectl").write_text("#!/bin/sh\ncat > input\nexec sleep 60\n")
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(kubectl_calls, "_EXTRA_SECONDS", -29)
+    kubectl_calls._context_options.cache_clear()
+    assert command_line.main(["cluster", "status", "gke"]) == 2
+    assert capfd.readouterr().err == "error: kubectl: no end after 1 s; does its login wait for an answer?\n"
+    assert (tmp_path / "input").read_text() == ""
 
 
 @pytest.mark.parametrize(

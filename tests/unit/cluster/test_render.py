@@ -217,6 +217,19 @@ def test_ray_job_deletes_its_cluster_at_the_end() -> None:
     assert "kueue.x-k8s.io/queue-name" not in job["metadata"]["labels"]
 
 
+@pytest.mark.parametrize(("command", "smallest"), [("study", 1), ("distill", 1), ("evaluate", 0), ("sample", 0)])
+def test_cluster_spec_reserves_no_training_machine_for_a_command_that_does_not_train(
+    command: str, smallest: int
+) -> None:
+    spec = load_cluster("onprem", ["training.min=1", "sampling.min=1"])
+    job = load_job("quickstart", ["runtime.storage=/mnt/storage/x"], command=command)
+    groups = {each["groupName"]: each for each in render(spec, job)[-1]["spec"]["rayClusterSpec"]["workerGroupSpecs"]}
+    training, sampling = groups["training"], groups["sampling"]
+    assert (training["replicas"], training["minReplicas"]) == (smallest, smallest)
+    assert training["maxReplicas"] > 0
+    assert (sampling["replicas"], sampling["minReplicas"]) == (1, 1)
+
+
 def test_submitter_template_is_not_evicted() -> None:
     job = render(load_cluster("gke", ["pods.priority_class=research"]), load_job("nq_mistral_7b", [DATA]))[-1]["spec"]
     pod = job["submitterPodTemplate"]

@@ -34,7 +34,7 @@ class Client:
 def driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process is the driver of a job."""
     Client.stopped = []
-    monkeypatch.setattr(own_job, "JobSubmissionClient", Client)
+    monkeypatch.setattr(own_job, "connect", Client)
     monkeypatch.setattr(own_job, "_STOP_SECONDS", 0.0)
     monkeypatch.setenv(JOB_DASHBOARD_VARIABLE, "http://127.0.0.1:8265")
     config = {"metadata": {"job_submission_id": "nq-x7k2p"}}
@@ -55,6 +55,36 @@ def test_main_stops_its_own_job_after_a_user_error(
     assert run(monkeypatch, UserError("data.path: not found")) == 2
     assert Client.stopped == [("http://127.0.0.1:8265", "nq-x7k2p")]
     assert capsys.readouterr().out == f"{NOT_RETRIED}\n"
+
+
+def test_main_stops_its_own_job_once_the_dashboard_answers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise KubeRay would repeat the user error on new clusters."""
+    errors: list[Exception] = [UserError("no cluster answers"), ConnectionResetError("reset"), RuntimeError("503")]
+
+    def connect(address: str) -> Client:
+        if errors:
+            raise errors.pop()
+        return Client(address)
+
+    monkeypatch.setattr(own_job, "connect", connect)
+    monkeypatch.setattr(own_job, "_RETRY_SECONDS", 0.0)
+    assert run(monkeypatch, UserError("data.path: not found")) == 2
+    assert Client.stopped == [("http://127.0.0.1:8265", "nq-x7k2p")]
+    assert capsys.readouterr().out == f"{NOT_RETRIED}\n"
+
+
+def test_main_says_so_if_its_own_job_cannot_be_stopped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def connect(address: str) -> Client:
+        raise ConnectionResetError("reset")
+
+    monkeypatch.setattr(own_job, "connect", connect)
+    monkeypatch.setattr(own_job, "_TRY_SECONDS", -1.0)
+    assert run(monkeypatch, UserError("data.path: not found")) == 2
+    assert capsys.readouterr().out == f"{NOT_RETRIED}\nthe job could not be stopped: reset\n"
 
 
 def test_main_stops_its_own_job_where_its_gate_failed(
