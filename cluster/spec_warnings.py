@@ -22,6 +22,7 @@ _IDENTITIES = {
     ("karpenter", "s3"): "eks.amazonaws.com/role-arn",
 }
 _WRITE_RATE = 1e9  # bytes per second that a fast disk or network takes
+_POD_IDENTITY_AGENT = "169.254.170.23"  # on machines of EKS
 _METADATA_SERVER = "169.254.169.254"  # address of the metadata server on Google's machines
 _CREDENTIALS = {
     "s3": ("AWS_ACCESS_KEY_ID", "AWS_ROLE_ARN", "AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"),
@@ -114,6 +115,15 @@ def _missing_identity(spec: ClusterSpec, storage: str) -> Iterator[str]:
         yield (
             f"network.egress: no rule lets the pods ask the metadata server, from which they get their rights for "
             f"{scheme}://; add {{cidr: {_METADATA_SERVER}/32, ports: [80]}}"
+        )
+    elif (
+        spec.platform in ("eks", "karpenter")
+        and annotation not in spec.pods.service_account_annotations
+        and not spec.network.allows_port(80, _POD_IDENTITY_AGENT)
+    ):
+        yield (
+            f"network.egress: no rule lets the pods ask the agent of EKS Pod Identity; if ServiceAccount "
+            f"{spec.pods.service_account} has its rights from it, add {{cidr: {_POD_IDENTITY_AGENT}/32, ports: [80]}}"
         )
 
 

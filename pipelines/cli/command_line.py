@@ -277,7 +277,10 @@ def _run_command(options: argparse.Namespace, recipe: Recipe, gate: Gate) -> Non
         record_failure(recipe, options.command, error)
         raise
     if options.json:
-        print(json.dumps(commands.command_summary(recipe, options.command, studies), ensure_ascii=False))
+        summary = commands.command_summary(recipe, options.command, studies)
+        if gate != NO_GATE:
+            summary["gate"] = {"passed": gate_error is None, "reason": str(gate_error) if gate_error else None}
+        print(json.dumps(summary, ensure_ascii=False))
     if gate_error is not None:
         raise gate_error
 

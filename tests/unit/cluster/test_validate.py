@@ -429,6 +429,16 @@ def test_run_cluster_render_checks_what_a_spec_is_rendered_to(
             "gs://; add {cidr: 169.254.169.254/32, ports: [80]}",
         ),
         (
+            [
+                "eks",
+                "spec.storage.url=s3://b/runs",
+                "spec.pods.service_account=ml",
+                "spec.pods.service_account_annotations={}",
+            ],
+            "network.egress: no rule lets the pods ask the agent of EKS Pod Identity; if ServiceAccount ml has its "
+            "rights from it, add {cidr: 169.254.170.23/32, ports: [80]}",
+        ),
+        (
             ["gke", "nq_mistral_7b", "data.path=gs://b/x", "runtime.trainers.workers=4"],
             "runtime.trainers.workers: 4 workers need about 43 GB of GPU memory each, 4.3 GB of it for activations, "
             "but a GPU of a2-highgpu-8g has 40 GB; use more workers, or lower runtime.trainers.micro_batch_tokens",

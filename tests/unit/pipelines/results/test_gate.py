@@ -101,6 +101,18 @@ def test_gate_passes_at_the_limit(evaluate: Callable[..., int], capsys: pytest.C
     )
 
 
+def test_gate_is_part_of_the_json(evaluate: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate("--json") == 0
+    assert "gate" not in json.loads(capsys.readouterr().out)
+    assert evaluate("--json", "--fail-if-gap-above", "20") == 0
+    assert json.loads(capsys.readouterr().out)["gate"] == {"passed": True, "reason": None}
+    assert evaluate("--json", "--fail-if-gap-above", "5") == 1
+    printed = capsys.readouterr()
+    gate = json.loads(printed.out)["gate"]
+    assert gate["passed"] is False
+    assert printed.err.splitlines()[-1] == f"gate failed: {gate['reason']}"
+
+
 def test_gate_fails_without_correct_answers(
     evaluate: Callable[..., int], make_recipe: Callable[..., Recipe], capsys: pytest.CaptureFixture[str]
 ) -> None:
