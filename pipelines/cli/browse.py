@@ -204,7 +204,8 @@ def _runs(options: argparse.Namespace) -> None:
             continue
         if "finished" in run:
             finished = ", ".join(run["finished"]) or "nothing"
-            print(f"{run['storage']}  {run['name']}: no report yet; finished: {finished}")
+            driver = f"in use by {run['driver']}; " if run["driver"] else ""
+            print(f"{run['storage']}  {run['name']}: no results yet; {driver}finished: {finished}")
             continue
         if "rows" in run:
             print(f"{run['report']}  {run['date']}  {run['name']}: a sweep of {run['studies']} studies")

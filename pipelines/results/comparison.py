@@ -1,6 +1,7 @@
 """Several finished studies side by side: their curves, and paired differences where they asked the same prompts."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import pyarrow.compute as pc
@@ -24,7 +25,8 @@ from .run_summaries import is_complete, read_run_summary, read_summaries, read_u
 
 def list_runs(folder: str) -> list[dict[str, Any]]:
     """One entry for every report in a folder of runs or in one run's storage, and for every run that has none but was
-    evaluated. Last, runs that have neither yet: their `report` is null, and `finished` has the folders of what is.
+    evaluated. Last, runs that have neither yet: their `report` is null, `finished` has the folders of what is,
+    and `driver` is the process that runs it.
 
     `mean`, `gap`, `gap_ci95` and `gap_corrected`: of the base model and, if there is one, of the distilled one.
     `studies`: how many a sweep has. `rows`: of each of its settings the seeds, the means and the GAPs. `error`: what is
@@ -37,8 +39,8 @@ def list_runs(folder: str) -> list[dict[str, Any]]:
             runs.append({"report": path} | _describe_report(path, content))
         except UserError as error:  # which must not hide the other runs
             runs.append({"report": path, "name": None, "error": str(error)})
-    for storage, (name, finished) in read_unreported(folder, summaries).items():
-        runs.append({"report": None, "storage": storage, "name": name, "finished": finished})
+    for storage, run in read_unreported(folder, summaries).items():
+        runs.append({"report": None, "storage": storage} | asdict(run))
     return runs
 
 

@@ -14,6 +14,7 @@ from pos2distill.errors import UserError
 from pos2distill.evaluation.scores import Curve, Grid, to_grid
 from pos2distill.literal_paths import list_matching
 from pos2distill.store.artifacts import MANIFEST, Artifact
+from pos2distill.store.lease import named_holder
 from pos2distill.store.storage import RUN_FILE, run_name
 from pos2distill.urls import open_url, storage_errors
 
@@ -89,7 +90,7 @@ def what_was_asked(settings: Mapping[str, Any]) -> dict[str, str]:
 def read_summaries(folder: str) -> dict[str, dict[str, Any] | UserError]:
     """The contents of `summary.json`, by folder: all reports in a run's storage, or all runs in a folder.
 
-    For a run without a report, the results of `evaluate`. Of a corrupt file, what is wrong with it.
+    Results of `evaluate` too, unless a report shows the same answers. Of a corrupt file, what is wrong with it.
 
     Raises:
         UserError: if there is no such folder, or it may not be read.
@@ -102,10 +103,25 @@ def read_summaries(folder: str) -> dict[str, dict[str, Any] | UserError]:
             raise UserError(f"{folder}: no such folder; expected a folder of runs, or the storage of one run")
         storages = "" if fs.exists(f"{root}/{RUN_FILE}") else "*/"
         reports = [_parent(path) for path in list_matching(fs, root, f"{storages}{REPORT_FOLDER}*/{SUMMARY}")]
-        reported = {_parent(report) for report in reports}
         evaluations = [_parent(path) for path in list_matching(fs, root, f"{storages}{EVALUATION_FOLDER}*/{SUMMARY}")]
-        unreported = [evaluation for evaluation in evaluations if _parent(evaluation) not in reported]
-        return {found: _summary_or_error(fs, found) for found in sorted(reports + unreported)}
+        summaries = {found: _summary_or_error(fs, found) for found in sorted(reports + evaluations)}
+    shown: dict[str, set[str]] = {}
+    for report in reports:
+        shown.setdefault(_parent(report), set()).update(_answers_shown(report, summaries[report]))
+    for evaluation in evaluations:
+        answers = _answers_shown(evaluation, summaries[evaluation])
+        if answers and answers <= shown.get(_parent(evaluation), set()):
+            del summaries[evaluation]
+    return summaries
+
+
+def _answers_shown(folder: str, summary: Mapping[str, Any] | UserError) -> set[str]:
+    """The folders of the answers that a summary shows; empty of one that cannot be read, or of a sweep."""
+    if isinstance(summary, UserError) or not is_complete(summary):
+        return set()
+    with contextlib.suppress(UserError):
+        return set(to_run_summary(folder, summary).artifacts.values())
+    return set()
 
 
 def _summary_or_error(fs: fsspec.AbstractFileSystem, folder: str) -> dict[str, Any] | UserError:
@@ -116,8 +132,23 @@ def _summary_or_error(fs: fsspec.AbstractFileSystem, folder: str) -> dict[str, A
         return error
 
 
-def read_unreported(folder: str, reports: Collection[str]) -> dict[str, tuple[str, list[str]]]:
-    """The recipe and the finished artifacts, by storage, of the runs in a folder that have none of these reports.
+@dataclass(frozen=True, slots=True)
+class UnreportedRun:
+    """A run that has no results for people yet.
+
+    Attributes:
+        name: that of its recipe.
+        finished: the folders of its artifacts.
+        driver: the process that runs it, or that was killed while it did; None if no process is named.
+    """
+
+    name: str
+    finished: list[str]
+    driver: str | None
+
+
+def read_unreported(folder: str, reports: Collection[str]) -> dict[str, UnreportedRun]:
+    """The runs in a folder that have none of these reports, by storage.
 
     Raises:
         UserError: if the folder may not be read.
@@ -135,7 +166,8 @@ def read_unreported(folder: str, reports: Collection[str]) -> dict[str, tuple[st
             name = f"(corrupt {RUN_FILE})"  # which must not hide the other runs
             with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
                 name = run_name(fs, storage)
-            found[storage] = (name, [path.rsplit("/", 2)[-2] for path in manifests])
+            finished = [path.rsplit("/", 2)[-2] for path in manifests]
+            found[storage] = UnreportedRun(name, finished, named_holder(fs, storage))
         return found
 
 

@@ -357,6 +357,12 @@ def _from_bytes(data: bytes) -> _Holder | None:
         return None
 
 
+def named_holder(fs: fsspec.AbstractFileSystem, storage: str) -> str | None:
+    """The process that a storage's lease names, in words; None if none does. It may have been killed since."""
+    holder = _from_bytes(read_if_any(fs, f"{storage}/{DRIVER_FILE}") or b"")
+    return str(holder) if holder is not None else None
+
+
 def _is_ours(data: bytes | None, me: _Holder) -> bool:
     holder = _from_bytes(data or b"")
     return holder is not None and holder.owner == me.owner

@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 from pipelines.results import comparison
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
+from pos2distill.store.lease import hold_lease
 from tests.support.commands import Command, run_evaluate, run_study
 from tests.support.privileges import respecting_modes
 
@@ -104,9 +106,31 @@ def test_runs_rejects_what_is_no_folder(tmp_path: Path, command: Command) -> Non
     assert command("runs", str(tmp_path)) == [f"{tmp_path}: no runs"]
 
 
+def test_runs_lists_evaluations_that_no_report_shows(
+    recipe: Recipe, evaluated: Path, command: Command, tmp_path: Path
+) -> None:
+    storage = shutil.copytree(recipe.storage, tmp_path / "storage")
+    for folder in storage.glob("evaluation*"):
+        shutil.rmtree(folder)
+    (report,) = command("runs", str(storage))
+    shutil.copytree(evaluated / "one" / "evaluation", storage / "evaluation")
+    summary = json.loads((storage / "evaluation" / "summary.json").read_text())
+    shown = json.loads((storage / "report" / "summary.json").read_text())["artifacts"]
+    summary["base"]["fingerprint"] = shown["base"].rpartition("-")[2]
+    (storage / "evaluation" / "summary.json").write_text(json.dumps(summary))
+    assert command("runs", str(storage)) == [report]
+    summary["base"]["fingerprint"] = "0123"
+    (storage / "evaluation" / "summary.json").write_text(json.dumps(summary))
+    evaluation, again = command("runs", str(storage))
+    assert evaluation.startswith(f"{storage}/evaluation  ")
+    assert again == report
+
+
 def test_runs_lists_other_runs_beside_a_corrupt_report(recipe: Recipe, command: Command, tmp_path: Path) -> None:
     for name in ("a", "b"):
         shutil.copytree(recipe.storage, tmp_path / name)
+    for folder in tmp_path.glob("*/evaluation*"):  # of other tests
+        shutil.rmtree(folder)
     for report in (tmp_path / "b").glob("report*/summary.json"):
         report.write_text("{")
     first, second = command("runs", str(tmp_path))
@@ -133,12 +157,22 @@ def test_runs_lists_those_without_a_report_last(recipe: Recipe, command: Command
     reported, *lines = command("runs", str(tmp_path))
     assert reported.startswith(f"{tmp_path}/reported/report  ")
     assert lines == [
-        f"{unreported}  {recipe.name}: no report yet; finished: {', '.join(finished)}",
-        f"{tmp_path}/b  begun: no report yet; finished: nothing",
+        f"{unreported}  {recipe.name}: no results yet; finished: {', '.join(finished)}",
+        f"{tmp_path}/b  begun: no results yet; finished: nothing",
     ]
     assert command("runs", str(unreported)) == lines[:1]
     (entry,) = json.loads(command("runs", str(unreported), "--json")[0])
-    assert entry == {"report": None, "storage": str(unreported), "name": recipe.name, "finished": finished}
+    assert entry == {
+        "report": None,
+        "storage": str(unreported),
+        "name": recipe.name,
+        "finished": finished,
+        "driver": None,
+    }
+    with hold_lease(str(unreported)):
+        (line,) = command("runs", str(unreported))
+    assert f"{recipe.name}: no results yet; in use by process {os.getpid()} on " in line
+    assert line.endswith(f"; finished: {', '.join(finished)}")
     (tmp_path / "b" / "run.json").write_text("{}")
     assert command("runs", str(tmp_path))[1:] == [lines[0], lines[1].replace("begun", "(corrupt run.json)")]
 
@@ -291,7 +325,7 @@ def test_reports_and_artifacts_of_earlier_versions(recipe: Recipe, command: Comm
     storage = shutil.copytree(recipe.storage, tmp_path / "old")
     for path in storage.glob("*/provenance.json"):
         path.unlink()
-    for folder in storage.glob("report-*"):  # reports of the previous test
+    for folder in (*storage.glob("report-*"), *storage.glob("evaluation*")):  # of other tests
         shutil.rmtree(folder)
     (storage / "report" / "summary.json").write_text('{"name": "old", "base": {}}')
     assert command("runs", str(storage)) == [f"{storage}/report  old: of an earlier version"]
