@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from pos2distill.literal_paths import list_matching
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.files import is_corrupt, read_table, write_table
+from pos2distill.store.parallel_map import parallel_map
 from pos2distill.urls import storage_errors
 
 _logger = logging.getLogger(__name__)
@@ -47,14 +48,17 @@ class TableParts:
         Raises:
             UserError: if the storage cannot be read.
         """
-        tables = [self.schema.empty_table()]
-        for path in self._paths().values():
-            try:
-                with storage_errors(path, "runtime.storage"):
-                    tables.append(self._read_part(path))
-            except _UnusablePartError as error:
-                _logger.warning("%s: corrupt (%s); its rows will be computed again", path, error)
-        return self._each_row_once(pa.concat_tables(tables))
+        parts = parallel_map(self._read_or_warn, self._paths().values())
+        return self._each_row_once(pa.concat_tables([self.schema.empty_table(), *parts]))
+
+    def _read_or_warn(self, path: str) -> pa.Table:
+        """A part; without rows if it is corrupt."""
+        try:
+            with storage_errors(path, "runtime.storage"):
+                return self._read_part(path)
+        except _UnusablePartError as error:
+            _logger.warning("%s: corrupt (%s); its rows will be computed again", path, error)
+            return self.schema.empty_table()
 
     def _read_part(self, path: str) -> pa.Table:
         try:

@@ -10,8 +10,7 @@ import contextlib
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -27,10 +26,8 @@ from pos2distill.parquet import open_parquet
 from pos2distill.records import SAMPLE_SCHEMA, Bools
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.files import write_table
+from pos2distill.store.parallel_map import parallel_map
 from pos2distill.tasks.thoughts import count_thoughts
-
-# Parts are small, and an object store serves many requests in parallel.
-_READ_THREADS = 16
 
 # What reading a corrupt part raises. pyarrow 26 raises OSError for a checksum or a page that is wrong, ArrowException
 # for other errors of the format, and UnicodeDecodeError, a ValueError, for text that is not UTF-8.
@@ -122,7 +119,7 @@ class SampleStore:
         ids = ids if isinstance(ids, pa.Array) else pa.array(ids, pa.string())
         names = self.part_names()
         ids_by_part: dict[str, pa.Array] = {}
-        for name, part_ids in zip(names, _parallel_map(self._read_ids, names), strict=True):
+        for name, part_ids in zip(names, parallel_map(self._read_ids, names), strict=True):
             if part_ids is not None:
                 ids_by_part[name] = part_ids
 
@@ -229,7 +226,7 @@ class SampleStore:
             return rows, function(table.select(columns).take(found))
 
         # Without indices there are no numbers, and `split` returns one array all the same.
-        return _parallel_map(apply, numbers, rows_by_part[: len(numbers)])
+        return parallel_map(apply, numbers, rows_by_part[: len(numbers)])
 
     def _read_ids(self, name: str) -> pa.Array | None:
         """The ids of a part's samples, or None if the part is corrupt or missing."""
@@ -324,9 +321,3 @@ def _tally_table(samples: pa.Table) -> Tally:
     thoughts = count_thoughts(text or "" for text in texts)
     sampled = np.ones(len(samples), bool)
     return Tally(sampled, _kept_rows(samples), Counter(outcomes), Counter(finish_reasons), thoughts)
-
-
-def _parallel_map(function: Callable[..., _T], *items: Iterable[Any]) -> Iterator[_T]:
-    """The built-in `map`, with several calls at a time. Results are in order."""
-    with ThreadPoolExecutor(_READ_THREADS) as pool:
-        yield from pool.map(function, *items)
