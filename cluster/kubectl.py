@@ -137,22 +137,24 @@ def get_pods(namespace: str, labels: dict[str, str]) -> list[dict[str, Any]]:
     """The pods that carry all of these labels."""
     selector = as_selector(labels)
     output = kubectl("get", "pods", "--namespace", namespace, "--selector", selector, "--output", "json")
-    pods: list[dict[str, Any]] = json.loads(output)["items"]
+    pods: list[dict[str, Any]] = json.loads(output or '{"items": []}')["items"]
     return pods
 
 
 def log_source(job: str, namespace: str) -> str:
     """What `kubectl logs` takes for the newest pod of a Kubernetes Job: of several that have ended it takes any.
 
-    The Job itself while its pods are not known.
+    A pod that has not started has no log yet. The Job itself while its pods are not known.
     """
-    options = ["--selector", f"job-name={job}", "--sort-by=.metadata.creationTimestamp", "--output", "name"]
     try:
-        output = kubectl("get", "pods", "--namespace", namespace, *options)
+        pods = get_pods(namespace, {"job-name": job})
     except UserError:
-        output = ""
-    pods = [line for line in output.splitlines() if line.startswith("pod/")]
-    return pods[-1] if pods else f"job/{job}"
+        pods = []
+    started = [pod["metadata"] for pod in pods if pod.get("status", {}).get("phase") != "Pending"]
+    if not started:
+        return f"job/{job}"
+    newest = max(started, key=lambda metadata: str(metadata.get("creationTimestamp")))
+    return f"pod/{newest['name']}"
 
 
 def start_log(job: str, namespace: str, *, since_s: int | None = None) -> "subprocess.Popen[bytes]":

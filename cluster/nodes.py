@@ -139,7 +139,12 @@ class NodeGroup(Section):
     """Nodes of one kind, added when work needs them and removed when idle. If min equals max, their number is fixed."""
 
     node: NodeSection = Field(description="One node of the group.")
-    min: int = Field(0, ge=0, description="Minimum number of nodes, which stay even when idle.")
+    min: int = Field(
+        0,
+        ge=0,
+        description="Minimum number of nodes, which stay even when idle. For a job that does not train, 0 nodes for "
+        "training.",
+    )
     max: int = Field(ge=1, le=100_000, description="Maximum number of nodes.")
     spot: bool = Field(True, description="Use spot machines, which the cloud may reclaim. Always false for training.")
     idle_timeout_s: int = Field(

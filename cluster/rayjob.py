@@ -80,7 +80,11 @@ def submit(spec: ClusterSpec, manifests: Sequence[KubeManifest]) -> Outcome:
         if job:
             status_text = deployment_status(job)
             is_same = job["spec"].get("entrypoint") == ray_job["spec"]["entrypoint"]
-            what = "it again to resume from its storage" if is_same else "another command, and deleting its log"
+            what = (
+                "it again to resume from its storage"
+                if is_same
+                else "another command, and deleting the log of that job"
+            )
             print(f"{spec.name} has ended ({status_text}); submitting {what}", flush=True)
             _delete_ended(spec, job)
         print(kubectl("apply", "--filename", "-", text=companions), end="", flush=True)
@@ -119,7 +123,7 @@ def _delete_ended(spec: ClusterSpec, job: dict[str, Any]) -> None:
     submission = job.get("metadata", {}).get("labels", {}).get(_SUBMISSION_LABEL)
     # A job that was applied by other means has no such label.
     which = [f"--selector={_SUBMISSION_LABEL}={submission}"] if submission else [spec.name]
-    _delete_and_wait("rayjob", *which, "--namespace", spec.namespace)
+    _delete_and_wait("rayjob", *which, "--namespace", spec.namespace, "--ignore-not-found")
 
 
 def _delete_and_wait(*arguments: str) -> str:

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pydantic
 
 from pos2distill import __version__
@@ -126,23 +127,32 @@ def read_provenance(artifact: Artifact) -> Provenance | None:
     Raises:
         UserError: if the record is corrupt.
     """
-    with storage_errors(artifact.url, "runtime.storage"):
-        content = read_if_any(artifact.fs, f"{artifact.path}/{_FILE}")
+    return provenance_in(artifact.fs, artifact.path, artifact.url)
+
+
+def provenance_in(fs: fsspec.AbstractFileSystem, folder: str, url: str) -> Provenance | None:
+    """As `read_provenance`, of any folder.
+
+    Args:
+        url: that of the folder.
+    """
+    with storage_errors(url, "runtime.storage"):
+        content = read_if_any(fs, f"{folder}/{_FILE}")
         if content is None:
-            content = read_if_any(artifact.fs, f"{artifact.path}/{UNFINISHED_FILE}")
+            content = read_if_any(fs, f"{folder}/{UNFINISHED_FILE}")
     if content is None:
         return None
     try:
         return _PROVENANCE.validate_json(content)
     except ValueError:
-        raise corrupt_provenance(artifact) from None
+        raise corrupt_provenance(url) from None
 
 
-def corrupt_provenance(artifact: Artifact) -> UserError:
+def corrupt_provenance(url: str) -> UserError:
     """The error of an artifact whose record cannot be used."""
     return UserError(
-        f"{artifact.url}/{_FILE}: corrupt, or of another version; expected how the artifact was made; delete "
-        f"{artifact.url} and run again to make it again"
+        f"{url}/{_FILE}: corrupt, or of another version; expected how the artifact was made; delete {url} and run "
+        f"again to make it again"
     )
 
 

@@ -1,6 +1,7 @@
 """Files and folders by their names: fsspec 2026.9 takes `[`, `*` and `?` anywhere in a path for a pattern."""
 
 import contextlib
+import errno
 import glob
 import os
 from fnmatch import fnmatchcase
@@ -28,7 +29,9 @@ def list_matching(fs: fsspec.AbstractFileSystem, folder: str, pattern: str, *, w
     *parents, last = pattern.split("/")
     folders = [folder]
     for name in parents:
-        folders = [entry["name"] for each in folders for entry in _entries(fs, each, name, is_root=each == folder)]
+        found = [entry for each in folders for entry in _entries(fs, each, name, is_root=each == folder)]
+        # A link on a disk has another type than that of the folder it leads to.
+        folders = [entry["name"] for entry in found if entry["type"] != "file"]
     matching = [entry for each in folders for entry in _entries(fs, each, last, is_root=each == folder)]
     return sorted(entry["name"] for entry in matching if with_folders or entry["type"] != "directory")
 
@@ -40,8 +43,9 @@ def _entries(fs: fsspec.AbstractFileSystem, folder: str, pattern: str, *, is_roo
         entries = fs.ls(folder, detail=True)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    except PermissionError:
-        if is_root:
+    except OSError as error:
+        # What this user may not read, and a link that leads to itself.
+        if is_root or error.errno not in (errno.EACCES, errno.EPERM, errno.ELOOP):
             raise
         return []
     # Of a file, `ls` shows the file itself.

@@ -85,6 +85,7 @@ _ASSIGNMENT = re.compile(
     r"(?<![\w.-])([A-Za-z][A-Za-z0-9_.-]{1,60})([\"']?)[ \t]{0,4}[:=][ \t]{0,4}([\"']?)(?=([^\s\"',;&{}\[\]()]{6,}))"
 )
 _PASSWORD = re.compile("passw|passphrase")
+_COMPOUND_PASS = re.compile("[_.]pass$|[a-z]Pass$|PASS$")
 _RANDOM_LENGTH = 12  # characters of a value that is random
 
 
@@ -194,8 +195,8 @@ def _named_values(text: str, *, quoted: bool) -> Iterator[str]:
 
 
 def _names_password(name: str) -> bool:
-    """Whether a name is a password's. `pass` is one in capitals, as in variables; elsewhere it is a plain word."""
-    return _PASSWORD.search(name.lower()) is not None or name.endswith("PASS")
+    """Whether a name is a password's. `pass` by itself, or after a hyphen, is a plain word."""
+    return _PASSWORD.search(name.lower()) is not None or _COMPOUND_PASS.search(name) is not None
 
 
 def _is_random(value: str) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pos2distill.errors import warn
+from pos2distill.errors import UserError, warn
 
 BROWSING = ("inspect", "runs", "compare", "export", "push")
 
@@ -198,13 +198,15 @@ def _runs(options: argparse.Namespace) -> None:
         return
     if not runs:
         print(f"{options.folder}: no runs")
+    if runs and all("error" in run for run in runs):
+        raise UserError(runs[0]["error"])
     for run in runs:
         if "error" in run:
             print(run["error"])
             continue
         if "finished" in run:
             finished = ", ".join(run["finished"]) or "nothing"
-            driver = f"in use by {run['driver']}; " if run["driver"] else ""
+            driver = f"its lease names {run['driver']}; " if run["driver"] else ""
             print(f"{run['storage']}  {run['name']}: no results yet; {driver}finished: {finished}")
             continue
         if "rows" in run:

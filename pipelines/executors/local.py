@@ -237,7 +237,8 @@ class LocalSession:
 
     def saved_states(self) -> Iterator[str]:
         """See `WorkerSession.saved_states`. Yields names of folders."""
-        for state in reversed(LOCAL_STATES.read(self.checkpoint)):
+        listed = retry_while_unreachable(lambda: LOCAL_STATES.read(self.checkpoint), self.warn)
+        for state in reversed(listed):
             yield state
             # The next one is asked for only if this one is corrupt.
             self.corrupt_states.add(state)

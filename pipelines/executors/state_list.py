@@ -61,27 +61,26 @@ class StateList:
         """Make the list and the states agree, before a run that alone has the lease of the storage.
 
         States that are not listed, since their upload was cut off, are removed: they would fill the disk. Listed states
-        that are missing are taken off the list, with a warning: they would count among those that are kept. Without a
-        list all states stay, with a warning, since somebody may have lost it.
+        that are missing are taken off the list, with a warning: they would count among those that are kept. Several
+        states without a list stay, with a warning, since somebody may have lost it; a single one was cut off.
 
         Raises:
             UserError: if the list is corrupt, or all listed states are missing.
         """
         with storage_errors(checkpoint.url, "runtime.storage"):
             content, paths = self._content(checkpoint), self._paths(checkpoint)
-            if content is None:
-                if paths:
-                    warn(
-                        f"{self._url(checkpoint)}/{self.file}: missing, so that training begins again; left beside "
-                        f"it: {', '.join(sorted(paths))}"
-                    )
+            if content is None and len(paths) > 1:
+                warn(
+                    f"{self._url(checkpoint)}/{self.file}: missing, so that training begins again; left beside it: "
+                    f"{', '.join(sorted(paths))}"
+                )
                 return
-            listed = self._parsed(checkpoint, content)
+            listed = {} if content is None else self._parsed(checkpoint, content)
             present = _present_among(listed, paths)
             if listed and not present:
                 raise self._all_missing(checkpoint, listed)
             missing = [name for name in listed if name not in present]
-            if missing:
+            if content is not None and missing:
                 write_bytes(
                     checkpoint.fs, f"{checkpoint.path}/{self.folder}/{self.file}", self.without(content, missing)
                 )

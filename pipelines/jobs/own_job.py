@@ -29,7 +29,7 @@ def stop_own_job(why: str) -> None:
     if job is None:
         return  # a command that somebody runs in the head's pod
     print(why, flush=True)
-    give_up_at = time.monotonic() + _TRY_SECONDS
+    give_up_at, shown = time.monotonic() + _TRY_SECONDS, ""
     while True:
         try:
             connect(os.environ[JOB_DASHBOARD_VARIABLE]).stop_job(job)
@@ -38,6 +38,9 @@ def stop_own_job(why: str) -> None:
             if time.monotonic() > give_up_at:
                 print(f"the job could not be stopped: {error}", flush=True)
                 return
+            if str(error) != shown:
+                shown = str(error)
+                print(f"the job cannot be stopped yet: {error}", flush=True)
         time.sleep(_RETRY_SECONDS)
     # Ray ends this process. If it ended by itself before, the job would have failed.
     time.sleep(_STOP_SECONDS)

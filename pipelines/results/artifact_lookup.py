@@ -201,7 +201,7 @@ def input_artifact(artifact: Artifact, name: str) -> Artifact:
     """An artifact that another one was made from."""
     inputs = provenance_of(artifact).inputs
     if name not in inputs:
-        raise corrupt_provenance(artifact)
+        raise corrupt_provenance(artifact.url)
     return Artifact.in_folder(artifact.storage, inputs[name])
 
 
@@ -213,4 +213,4 @@ def study_of(artifact: Artifact) -> Study:
     try:
         return validate_evaluated(sections)
     except ValidationError:
-        raise corrupt_provenance(artifact) from None
+        raise corrupt_provenance(artifact.url) from None

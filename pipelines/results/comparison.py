@@ -1,9 +1,10 @@
 """Several finished studies side by side: their curves, and paired differences where they asked the same prompts."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow.compute as pc
 
 from pos2distill.config import EvaluationSection
@@ -20,12 +21,19 @@ from pos2distill.evaluation.scores import (
 )
 
 from .lm_eval import find_sample_logs, read_sample_logs
-from .run_summaries import is_complete, read_run_summary, read_summaries, read_unreported, to_run_summary
+from .run_summaries import (
+    RunSummary,
+    is_complete,
+    read_run_summary,
+    read_summaries,
+    read_unreported,
+    to_run_summary,
+)
 
 
 def list_runs(folder: str) -> list[dict[str, Any]]:
-    """One entry for every report in a folder of runs or in one run's storage, and for every run that has none but was
-    evaluated. Last, runs that have neither yet: their `report` is null, `finished` has the folders of what is,
+    """One entry for every report in a folder of runs or in one run's storage, and for every evaluation that no report
+    shows. Last, runs that have neither yet: their `report` is null, `finished` has the folders of what is,
     and `driver` is the process that runs it.
 
     `mean`, `gap`, `gap_ci95` and `gap_corrected`: of the base model and, if there is one, of the distilled one.
@@ -115,64 +123,88 @@ def compare_runs(runs: list[str]) -> dict[str, Any]:
     Raises:
         UserError: if a run has none of these, or its summary is corrupt.
     """
-    entries: list[dict[str, Any]] = []
-    grids: list[Grid] = []
-    asked: list[dict[str, str] | None] = []  # see `what_was_asked`; not known of logs of another program
-    pairs: list[tuple[int, int]] = []  # of which entry, less which
+    models: list[_Model] = []
+    pairs: list[tuple[int, int]] = []  # which model, less which
     last_of_runs: list[int] = []
     bootstrap: dict[str, Any] = {}
     for run in runs:
         logs = find_sample_logs(run)
         if logs:
-            defaults = EvaluationSection()
-            bootstrap = bootstrap or {"bootstrap_samples": defaults.bootstrap_samples, "seed": 0}
-            grid = _logged_grid(logs, run, entries[0]["documents"] if entries else None)
-            curve = to_curve(grid, **bootstrap)
-            entries.append({"report": run, "name": run, "model": "lm-eval", "method": "lm-eval"} | _curve_values(curve))
-            grids.append(grid)
-            asked.append(None)
-            pairs.append((len(entries) - 1, 0))
-            last_of_runs.append(len(entries) - 1)
-            continue
-        summary = read_run_summary(run)
-        bootstrap = bootstrap or summary.bootstrap
-        base = 0
-        for model, curve in summary.curves.items():
-            entry = {
-                "report": summary.folder,
-                "name": summary.name,
-                "model": model,
-                "path": summary.model,
-                "method": summary.method if model == "distilled" else "none",
-                "inference": summary.inference,
-            }
-            entry |= _curve_values(curve)
-            # A run's only model is listed in any case.
-            number = _find_same(entries, entry) if model == "base" and len(summary.curves) > 1 else None
-            if number is None or asked[number] != summary.asked:
-                number = len(entries)
-                entries.append(entry)
-                grids.append(summary.read_grid(model))
-                asked.append(summary.asked)
-                pairs.append((number, base))
-            if model == "base":
-                base = number
-        last_of_runs.append(len(entries) - 1)
+            bootstrap = bootstrap or {"bootstrap_samples": EvaluationSection().bootstrap_samples, "seed": 0}
+            models.append(_logged_model(logs, run, models[0].entry["documents"] if models else None, bootstrap))
+            pairs.append((len(models) - 1, 0))
+        else:
+            summary = read_run_summary(run)
+            bootstrap = bootstrap or summary.bootstrap
+            pairs += _add_models(models, summary)
+        last_of_runs.append(len(models) - 1)
     pairs += [(last, last_of_runs[0]) for last in last_of_runs[1:]]
-    # The first entry less itself is none; nor is one listed twice, such as where the first run has a single model.
     differences = []
     for of, less in dict.fromkeys(pairs):
         if of != less:
-            is_same = asked[of] is None or asked[less] is None or asked[of] == asked[less]
-            difference = _difference(grids[less], grids[of], bootstrap) if is_same else {"questions": 0}
-            differences.append({"of": of, "less": less} | difference)
-    return {"runs": entries, "differences": differences}
+            differences.append({"of": of, "less": less} | _difference(models[less], models[of], bootstrap))
+    return {"runs": [model.entry for model in models], "differences": differences}
 
 
-def _find_same(entries: list[dict[str, Any]], wanted: dict[str, Any]) -> int | None:
-    """The number of the entry of the same model with the same curve, of whichever run."""
-    keys = wanted.keys() - {"report", "name"}
-    return next((n for n, entry in enumerate(entries) if all(entry.get(key) == wanted[key] for key in keys)), None)
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """A model whose answers are compared.
+
+    Attributes:
+        entry: what is shown of it.
+        asked: see `what_was_asked`; None of logs of another program, which do not say.
+    """
+
+    entry: dict[str, Any]
+    grid: Grid
+    asked: dict[str, str] | None
+
+    def answered_as(self, other: "_Model") -> bool:
+        """Whether both are the same model, and gave the same right and wrong answers to the same questions."""
+        one, two = self.grid, other.grid
+        return (
+            all(self.entry.get(name) == other.entry.get(name) for name in ("model", "path", "inference"))
+            and self.asked == other.asked
+            and (one.documents, one.slots, one.example_ids) == (two.documents, two.slots, two.example_ids)
+            and np.array_equal(one.correct_ES, two.correct_ES)
+        )
+
+
+def _add_models(models: list[_Model], summary: RunSummary) -> list[tuple[int, int]]:
+    """Append the models of a run, except a base model that answered as one that is there.
+
+    Returns: numbers of two models each: that of a new one, and that of the one it is compared with.
+    """
+    pairs = []
+    base = 0
+    for name, curve in summary.curves.items():
+        entry = {
+            "report": summary.folder,
+            "name": summary.name,
+            "model": name,
+            "path": summary.model,
+            "method": summary.method if name == "distilled" else "none",
+            "inference": summary.inference,
+        }
+        model = _Model(entry | _curve_values(curve), summary.read_grid(name), summary.asked)
+        # A run's only model is shown in any case.
+        may_be_known = name == "base" and len(summary.curves) > 1
+        known = [number for number, each in enumerate(models) if each.answered_as(model)] if may_be_known else []
+        if known:
+            base = known[0]
+            continue
+        models.append(model)
+        number = len(models) - 1
+        pairs.append((number, base))
+        if name == "base":
+            base = number
+    return pairs
+
+
+def _logged_model(logs: list[str], folder: str, documents: int | None, bootstrap: dict[str, Any]) -> _Model:
+    grid = _logged_grid(logs, folder, documents)
+    entry = {"report": folder, "name": folder, "model": "lm-eval", "method": "lm-eval"}
+    return _Model(entry | _curve_values(to_curve(grid, **bootstrap)), grid, None)
 
 
 def _curve_values(curve: Curve) -> dict[str, Any]:
@@ -210,9 +242,12 @@ def _logged_grid(logs: list[str], folder: str, documents: int | None) -> Grid:
         ) from None
 
 
-def _difference(first: Grid, other: Grid, bootstrap: dict[str, Any]) -> dict[str, Any]:
+def _difference(first: _Model, other: _Model, bootstrap: dict[str, Any]) -> dict[str, Any]:
+    """The paired difference of two models; 0 questions if they were asked something else."""
+    if first.asked is not None and other.asked is not None and first.asked != other.asked:
+        return {"questions": 0}
     try:
-        first, other = share_examples(first, other)
+        before, after = share_examples(first.grid, other.grid)
     except GridMismatch:
         return {"questions": 0}
-    return {"questions": len(first.example_ids), **paired_difference(first, other, **bootstrap)}
+    return {"questions": len(before.example_ids), **paired_difference(before, after, **bootstrap)}

@@ -10,11 +10,10 @@ from pos2distill.errors import UserError, reword
 from pos2distill.evaluation.gate import check_gate
 from pos2distill.evaluation.result import Evaluation
 from pos2distill.evaluation.scores import Grid, GridMismatch, to_grid
-from pos2distill.store.artifacts import Artifact
 from pos2distill.store.files import is_corrupt, read_table
 from pos2distill.urls import open_url
 
-from ..provenance import read_provenance
+from ..provenance import provenance_in
 from ..stages.answers import PREDICTIONS, REFUSALS
 from .run_summaries import read_run_summary, what_was_asked
 
@@ -53,8 +52,12 @@ def _require_same_task(path: str, study: Study) -> None:
 
     A file by itself, without the record of how it was made, is taken as it is.
     """
-    storage, _, folder = path.rpartition("/")[0].rpartition("/")
-    provenance = read_provenance(Artifact.in_folder(storage, folder)) if storage else None
+    fs, file = open_url(path, "--baseline")
+    try:
+        provenance = provenance_in(fs, file.rpartition("/")[0], path.rpartition("/")[0] or ".")
+    except UserError as error:
+        reword(error, f"--baseline: {error}")
+        raise
     if provenance is None:
         return
     own, others = what_was_asked(study.model_dump(mode="json")), what_was_asked(provenance.settings)

@@ -97,7 +97,7 @@ def _mean_change(before: Curve, paired: Mapping[str, Any]) -> str:
     interval = f"(95 % interval {100 * low:+.1f} to {100 * high:+.1f})"
     if low > 0 or high < 0:
         change = f"{'rises' if difference > 0 else 'falls'} by {format_points(abs(difference))}"
-        return f"The mean accuracy {change} {interval}: more than chance over {_questions(before)} explains."
+        return f"The mean accuracy {change} {interval}: more than chance explains with {_questions(before)}."
     change = f"changes by {100 * difference:+.1f} points"
     return f"The mean accuracy {change} {interval}: {_questions(before)} cannot tell it from 0."
 

@@ -358,9 +358,9 @@ def _from_bytes(data: bytes) -> _Holder | None:
 
 
 def named_holder(fs: fsspec.AbstractFileSystem, storage: str) -> str | None:
-    """The process that a storage's lease names, in words; None if none does. It may have been killed since."""
+    """The process that a storage's lease names, in words; None if none does, or it is gone from this machine."""
     holder = _from_bytes(read_if_any(fs, f"{storage}/{DRIVER_FILE}") or b"")
-    return str(holder) if holder is not None else None
+    return str(holder) if holder is not None and not _is_gone(holder) else None
 
 
 def _is_ours(data: bytes | None, me: _Holder) -> bool:

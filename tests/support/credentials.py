@@ -85,6 +85,12 @@ def _rows() -> tuple[tuple[str, str, str, str], ...]:
         _row("password in YAML", "pw" + _chars(12), "password: "),
         _row("PostgreSQL variable", "pw" + _chars(12), "PGPASSWORD="),
         _row("database variable", "pw" + _chars(12), "DB_PASS="),
+        _row(
+            "database setting",
+            "pw" + _chars(12).lower().translate(str.maketrans("0123456789", "abcdefghij")),
+            "db_pass: ",
+        ),
+        _row("setting of a mailer", "letmein", "userPass="),
         _row("joined variable", _chars(18) + "123a", "HFTOKEN="),
         _row("GitLab variable", _chars(18) + "123a", "GITLAB_PAT="),
         _row("MLflow variable", "pw" + _chars(12), "MLFLOW_TRACKING_PASSWORD="),

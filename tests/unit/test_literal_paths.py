@@ -93,6 +93,16 @@ def test_list_matching_raises_for_a_folder_that_cannot_be_listed(
         list_matching(fs, str(tmp_path), pattern)
 
 
+def test_list_matching_follows_links_to_folders_and_leaves_out_those_to_themselves(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "manifest.json").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "broken").symlink_to(tmp_path / "nothing")
+    found = list_matching(fsspec.filesystem("file"), str(tmp_path), "*/manifest.json")
+    assert found == [str(tmp_path / name / "manifest.json") for name in ("link", "run")]
+
+
 def test_list_matching_leaves_out_inner_folders_that_may_not_be_read_or_are_gone(
     tmp_path: Path, refuse: Callable[[Path, int], None]
 ) -> None:
@@ -176,7 +186,7 @@ class Bucket(AsyncFileSystem):  # type: ignore[misc]  # untyped
 
 
 def test_list_matching_asks_an_object_store_for_the_folders_that_can_match() -> None:
-    bucket = Bucket("b/[1]/x-1/part-1", "b/[1]/x-1/y/part-2", "b/[1]/z/part-3", "b/1/x-1/part-4")
+    bucket = Bucket("b/[1]/x-1/part-1", "b/[1]/x-1/y/part-2", "b/[1]/z/part-3", "b/[1]/x-file", "b/1/x-1/part-4")
     assert list_matching(bucket, "b/[1]", "x-*/part-*") == ["b/[1]/x-1/part-1"]
     assert bucket.requests == ["forget b/[1]", "list b/[1]/", "forget b/[1]/x-1", "list b/[1]/x-1/"]
 

@@ -1,6 +1,6 @@
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +42,13 @@ def load(tmp_path: Path) -> Callable[..., ClusterSpec]:
 
 
 @pytest.fixture
-def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Callable[[], list[Any]]]:
+def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Callable[[], list[Any]]]]:
     """`kubectl({"get rayjob": [reply, ...]})` puts it on the PATH and returns a function that lists its calls."""
 
     def script(answers: dict[str, list[Reply]]) -> Callable[[], list[Any]]:
         (tmp_path / "kubectl").write_text(FAKE)
         (tmp_path / "kubectl").chmod(0o755)
         (tmp_path / "script.json").write_text(json.dumps(answers))
-        kubectl_calls._context_options.cache_clear()
         return calls
 
     def calls() -> list[Any]:
@@ -59,4 +58,6 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ca
 
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(rayjob, "POLL_SECONDS", 0.05)
-    return script
+    kubectl_calls._context_options.cache_clear()
+    yield script
+    kubectl_calls._context_options.cache_clear()

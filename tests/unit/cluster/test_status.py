@@ -62,7 +62,8 @@ def test_status_prints_json_alone(
 ) -> None:
     waits = {"containerStatuses": [{"state": {"waiting": {"reason": "ErrImagePull", "message": "denied"}}}]}
     states = [{"phase": "Running"}, {"phase": "Pending", **waits}, {"phase": "Pending", **waits}]
-    pods = [{"metadata": {"labels": {"ray.io/group": "sampling"}}, "status": state} for state in states]
+    metadata = {"name": "pod", "labels": {"ray.io/group": "sampling"}}
+    pods = [{"metadata": metadata, "status": state} for state in states]
     kubectl({"get rayjob": [found], "get pods": [{"out": json.dumps({"items": pods})}]})
     assert command_line.main(["cluster", "status", "gke", "--json"]) == 0
     printed = capfd.readouterr()

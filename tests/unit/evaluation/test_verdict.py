@@ -49,7 +49,7 @@ def test_describe_change_of_a_cured_model() -> None:
         "Accuracy at position 2 of 10 is 12 points lower than at position 1; after distillation, 3 points lower. "
         "Accuracy at the best "
         "position stays at 80 %. The mean accuracy rises by 4.3 points (95 % interval +1.0 to +8.0): more "
-        "than chance over 60 questions explains."
+        "than chance explains with 60 questions."
     )
 
 
@@ -70,7 +70,7 @@ def test_describe_change_for_the_worse_names_the_new_worst_position() -> None:
         "10 have the same "
         "accuracy. Accuracy at the best position falls by 24 points (95 % interval -30.0 to -18.0; measured from 100 "
         "to 75 %). The "
-        "mean accuracy falls by 10 points (95 % interval -20.0 to -5.0): more than chance over 60 questions explains."
+        "mean accuracy falls by 10 points (95 % interval -20.0 to -5.0): more than chance explains with 60 questions."
     )
     other = curve(0.9, 1.0)
     assert "; after distillation, accuracy at position 1 is 10 points lower than at position 2. " in describe_change(
@@ -99,7 +99,7 @@ def test_describe_change_of_the_best_position_goes_by_its_interval(best: tuple[f
 @pytest.mark.parametrize(("low", "high", "real"), [(0.0, 0.1, False), (-0.1, 0.0, False), (1e-9, 0.1, True)])
 def test_describe_change_is_real_only_if_the_interval_excludes_zero(low: float, high: float, real: bool) -> None:
     text = describe_change(curve(0.5, 0.6), curve(0.5, 0.6), paired(0.0, low, high))
-    assert text.endswith("more than chance over 60 questions explains.") == real
+    assert text.endswith("more than chance explains with 60 questions.") == real
     assert text.endswith("60 questions cannot tell it from 0.") != real
 
 
@@ -131,7 +131,7 @@ def test_describe_change_and_curve_without_a_right_answer() -> None:
     assert describe_change(curve(0.0, 0.0), curve(0.2, 0.1), paired(0.15, 0.1, 0.2)) == (
         "No answer is correct before distillation; after it, accuracy at position 2 of 10 is 10 points lower than at "
         "position 1. The mean "
-        "accuracy rises by 15 points (95 % interval +10.0 to +20.0): more than chance over 60 questions explains."
+        "accuracy rises by 15 points (95 % interval +10.0 to +20.0): more than chance explains with 60 questions."
     )
     assert describe_curve(nothing) == "No answer is correct (1 question, mean 0.000), so the GAP means nothing."
 

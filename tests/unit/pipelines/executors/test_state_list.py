@@ -86,6 +86,14 @@ def test_repair_removes_states_that_are_not_listed(kept: Kept) -> None:
     assert kept.states.present(kept.artifact) == {kept.name(6): 6}
 
 
+def test_repair_removes_a_single_state_without_a_list(kept: Kept, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first one, whose upload was cut off before the list was written."""
+    kept.save(3)
+    kept.states.repair(kept.artifact)
+    assert kept.names() == []
+    assert capsys.readouterr().err == ""
+
+
 def test_repair_leaves_states_without_a_list(kept: Kept, capsys: pytest.CaptureFixture[str]) -> None:
     """Somebody may have lost it, and may have a copy."""
     kept.save(3, 6)

@@ -72,7 +72,10 @@ def test_main_stops_its_own_job_once_the_dashboard_answers(
     monkeypatch.setattr(own_job, "_RETRY_SECONDS", 0.0)
     assert run(monkeypatch, UserError("data.path: not found")) == 2
     assert Client.stopped == [("http://127.0.0.1:8265", "nq-x7k2p")]
-    assert capsys.readouterr().out == f"{NOT_RETRIED}\n"
+    assert capsys.readouterr().out.splitlines() == [
+        NOT_RETRIED,
+        *(f"the job cannot be stopped yet: {reason}" for reason in ("503", "reset", "no cluster answers")),
+    ]
 
 
 def test_main_says_so_if_its_own_job_cannot_be_stopped(

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -185,6 +186,8 @@ def test_baseline_of_other_documents_or_another_metric_is_rejected(
     baseline: Artifact,
     make_recipe: Callable[..., Recipe],
     capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     name: str,
     value: str,
 ) -> None:
@@ -198,6 +201,15 @@ def test_baseline_of_other_documents_or_another_metric_is_rejected(
         f"error: --baseline: {baseline.url}/predictions.parquet: was made with data.{name}={value}, and this "
         f"evaluation has {own}\n"
     )
+    # Also of a copy by another name, as a check of every change keeps one.
+    copy = shutil.copytree(baseline.path, tmp_path / "kept")
+    assert evaluate("--fail-if-drop-above", "15", "--baseline", str(copy)) == 2
+    assert f"{copy}/predictions.parquet: was made with data.{name}={value}" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    assert evaluate("--fail-if-drop-above", "15", "--baseline", "kept") == 2
+    (copy / "provenance.json").write_text("{")
+    assert evaluate("--fail-if-drop-above", "15", "--baseline", str(copy)) == 2
+    assert f"error: --baseline: {copy}/provenance.json: corrupt" in capsys.readouterr().err
     provenance.settings["data"][name] = own
     baseline.write_json("provenance.json", asdict(provenance))
     assert evaluate("--fail-if-drop-above", "15", "--baseline", baseline.url) == 0

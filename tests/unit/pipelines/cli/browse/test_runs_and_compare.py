@@ -1,6 +1,7 @@
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -171,8 +172,15 @@ def test_runs_lists_those_without_a_report_last(recipe: Recipe, command: Command
     }
     with hold_lease(str(unreported)):
         (line,) = command("runs", str(unreported))
-    assert f"{recipe.name}: no results yet; in use by process {os.getpid()} on " in line
+    assert f"{recipe.name}: no results yet; its lease names process {os.getpid()} on " in line
     assert line.endswith(f"; finished: {', '.join(finished)}")
+    with hold_lease(str(unreported)):
+        lease = json.loads((unreported / "driver.json").read_text())
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    (unreported / "driver.json").write_text(json.dumps(lease | {"pid": ended.pid}))  # it was killed
+    assert command("runs", str(unreported)) == lines[:1]
+    (unreported / "driver.json").unlink()
     (tmp_path / "b" / "run.json").write_text("{}")
     assert command("runs", str(tmp_path))[1:] == [lines[0], lines[1].replace("begun", "(corrupt run.json)")]
 
@@ -344,7 +352,9 @@ def test_reports_and_artifacts_of_earlier_versions(recipe: Recipe, command: Comm
         "study's settings"
     )
     (storage / "report" / "summary.json").write_text(json.dumps({**sweep, "estimates": [{"label": "x"}]}))
-    assert command("runs", str(storage)) == [f"{storage}/report/summary.json: corrupt; make it again with `report`"]
+    assert command("runs", str(storage), code=2) == [
+        f"error: {storage}/report/summary.json: corrupt; make it again with `report`"
+    ]
     (storage / "report" / "summary.json").write_text('{"name": "old", "base": {}}')
     assert command("compare", str(storage), code=2) == [
         f"error: {storage}: is a report of an earlier version; make it again with `report`"
