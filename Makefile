@@ -20,7 +20,7 @@ endif
 
 quickstart: install
 	$(BIN)/python run.py study quickstart
-	@echo 'next        README.md, "Your own data in a few minutes"; $(BIN)/python run.py inspect runs/quickstart --outcome gained --limit 1'
+	@echo 'next        README.md, "Your own data in a few minutes"; $(BIN)/python run.py inspect runs/quickstart --documents 30 --outcome gained --limit 1'
 
 real: install
 	$(BIN)/python -m examples.smollm2.make_model

@@ -220,8 +220,7 @@ def _runs(options: argparse.Namespace) -> None:
         mean = " to ".join(f"{value:.3f}" for value in run["mean"])
         gap = "; after ".join(map(format_gap, run["gap"], run["gap_ci95"], run["gap_corrected"]))
         what = run["model"] if run["method"] == "none" else run["method"]
-        if run["inference"] != "none":
-            what = f"{what} with {run['inference']}"
+        what += _format_inference(run)
         data = f"{run['dataset']}, {run['documents']} documents, {run['questions']} questions"
         print(f"{run['report']}  {run['date'] or 'date unknown'}  {what} on {data}: mean {mean}, GAP {gap}")
 
@@ -240,8 +239,7 @@ def _compare(options: argparse.Namespace) -> None:
     for number, entry in enumerate(entries):
         names = {"base": f"base model {entry.get('path')}", "lm-eval": "answers of lm-eval"}
         model = names.get(entry["model"], f"{entry['method']} of {entry.get('path')}")
-        if entry.get("inference", "none") != "none":
-            model = f"{model} with {entry['inference']}"
+        model += _format_inference(entry)
         print(f"[{number}] {entry['report']}: {model}, {entry['documents']} documents, {entry['questions']} questions")
     print("\nposition" + "".join(f"{f'[{number}]':>8}" for number in range(len(entries))))
     positions = sorted({position for entry in entries for position in entry["positions"]}, key=position_order)
@@ -252,9 +250,12 @@ def _compare(options: argparse.Namespace) -> None:
     means = [f"{entry['mean']:8.3f}" for entry in entries]
     print(f"    mean{''.join(means)}\n")
     for number, entry in enumerate(entries):
-        print(f"[{number}]: GAP {format_gap(entry['gap'], entry['gap_ci95'], entry['gap_corrected'])}")
+        gap = f"GAP {format_gap(entry['gap'], entry['gap_ci95'], entry['gap_corrected'])}"
+        print(f"[{number}]: {gap if entry['mean'] else 'no answer is correct, so the GAP means nothing'}")
     for difference in result["differences"]:
-        print(f"[{difference['of']}] - [{difference['less']}]: {_format_difference(difference)}")
+        of, less = difference["of"], difference["less"]
+        has_gaps = bool(entries[of]["mean"] and entries[less]["mean"])
+        print(f"[{of}] - [{less}]: {_format_difference(difference, has_gaps=has_gaps)}")
 
 
 def _export(options: argparse.Namespace) -> None:
@@ -277,7 +278,7 @@ def _export(options: argparse.Namespace) -> None:
     if export.compared_with is None:
         print("compare needs a report of this study alone: run `report` with its recipe, 'sweep={}' and its settings")
     else:
-        print(f"run.py compare {shlex.quote(export.compared_with)} answers")
+        print(f"python run.py compare {shlex.quote(export.compared_with)} answers")
 
 
 def _push(options: argparse.Namespace) -> None:
@@ -296,13 +297,25 @@ def _push(options: argparse.Namespace) -> None:
     print(json.dumps({"url": url}) if options.json else url)
 
 
-def _format_difference(difference: dict[str, Any]) -> str:
+def _format_inference(entry: Mapping[str, Any]) -> str:
+    """The inference-time method of a run, with the scales that it was given; empty if it has none."""
+    method, scales = entry.get("inference", "none"), entry.get("scales")
+    if method == "none":
+        return ""
+    if not scales:
+        return f" with {method}"
+    smallest, largest = min(scales), max(scales)
+    return f" with {method} {smallest:g}" + (f" to {largest:g}" if len(scales) > 1 else "")
+
+
+def _format_difference(difference: dict[str, Any], *, has_gaps: bool) -> str:
+    """has_gaps: whether both models gave correct answers; a GAP of wrong answers alone means nothing."""
     if not difference["questions"]:
         return "other questions, positions, documents or metric, so there is no paired difference"
     low, high = difference["ci95"]
     gap_low, gap_high = difference["gap_change_ci95"]
+    gap = f", corrected GAP {difference['gap_change']:+.3f} [{gap_low:+.3f}, {gap_high:+.3f}]" if has_gaps else ""
     return (
-        f"mean {difference['mean_difference']:+.3f} [{low:+.3f}, {high:+.3f}], corrected GAP "
-        f"{difference['gap_change']:+.3f} [{gap_low:+.3f}, {gap_high:+.3f}] (paired over {difference['questions']} "
-        f"questions, 95 % intervals)"
+        f"mean {difference['mean_difference']:+.3f} [{low:+.3f}, {high:+.3f}]{gap} (paired over "
+        f"{difference['questions']} questions, 95 % intervals)"
     )

@@ -73,6 +73,7 @@ def _describe_report(path: str, content: Mapping[str, Any] | UserError) -> dict[
         "date": summary.date,
         "method": summary.method,
         "inference": summary.inference,
+        "scales": summary.scales,
         "model": summary.model,
         "dataset": summary.dataset,
         "documents": first.documents,
@@ -163,7 +164,7 @@ class _Model:
         """Whether both are the same model, and gave the same right and wrong answers to the same questions."""
         one, two = self.grid, other.grid
         return (
-            all(self.entry.get(name) == other.entry.get(name) for name in ("model", "path", "inference"))
+            all(self.entry.get(name) == other.entry.get(name) for name in ("model", "path", "inference", "scales"))
             and self.asked == other.asked
             and (one.documents, one.slots, one.example_ids) == (two.documents, two.slots, two.example_ids)
             and np.array_equal(one.correct_ES, two.correct_ES)
@@ -185,6 +186,7 @@ def _add_models(models: list[_Model], summary: RunSummary) -> list[tuple[int, in
             "path": summary.model,
             "method": summary.method if name == "distilled" else "none",
             "inference": summary.inference,
+            "scales": summary.scales,
         }
         model = _Model(entry | _curve_values(curve), summary.read_grid(name), summary.asked)
         # A run's only model is shown in any case.

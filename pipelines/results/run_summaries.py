@@ -35,6 +35,7 @@ class RunSummary:
         model: the path of the base model.
         method: `none` if the base model alone was evaluated.
         inference: the method that all answered with.
+        scales: those that were given to it; none if they were searched.
         bootstrap: the settings of intervals.
         asked: what must be equal in answers that are compared question by question, see `what_was_asked`.
     """
@@ -45,6 +46,7 @@ class RunSummary:
     date: str
     method: str
     inference: str
+    scales: list[float]
     model: str
     dataset: str
     curves: dict[str, Curve]
@@ -260,6 +262,7 @@ def to_run_summary(folder: str, summary: Mapping[str, Any]) -> RunSummary:
             "date": summary["made_with"].get("date", ""),
             "bootstrap": {name: settings["evaluation"][name] for name in ("bootstrap_samples", "seed")},
             "inference": settings["inference"]["method"],
+            "scales": settings["inference"]["scales"],
             "asked": what_was_asked(settings),
         }
         if _is_evaluation(summary):

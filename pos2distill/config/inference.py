@@ -134,10 +134,11 @@ class InferenceSection(Section):
     def _scales_fit_the_method(self) -> "InferenceSection":
         if self.method == "uniform_scale" and len(self.scales) != 1:
             given = f"{len(self.scales)} numbers" if self.scales else "none"
-            raise ValueError(f"scales: 'uniform_scale' needs one number, for example [1.5], got {given}")
+            raise ValueError(f"scales: 'uniform_scale' needs one number, for example [1.1], got {given}")
         if self.method == "lpes" and len(self.scales) == 1:
             raise ValueError(
-                "scales: 'lpes' needs one for each layer; for one scale, set inference.method to uniform_scale"
+                "scales: 'lpes' needs one for each layer, got 1 number; for one scale, set inference.method to "
+                "uniform_scale"
             )
         if self.scales and self.spec.changes != "scales":
             raise ValueError(f"scales: method '{self.method}' has none; set inference.method to uniform_scale or lpes")

@@ -176,11 +176,11 @@ def test_load_recipe_accepts_every_built_in_recipe() -> None:
         ("inference.method=lps", "inference.method: input should be 'none', 'reorder', 'uniform_scale', 'lpes', 'ms"),
         (
             "inference={method: uniform_scale}",
-            "inference.scales: 'uniform_scale' needs one number, for example [1.5], got none",
+            "inference.scales: 'uniform_scale' needs one number, for example [1.1], got none",
         ),
         (
             "inference={method: uniform_scale, scales: [1.5, 2]}",
-            "inference.scales: 'uniform_scale' needs one number, for example [1.5], got 2 numbers",
+            "inference.scales: 'uniform_scale' needs one number, for example [1.1], got 2 numbers",
         ),
         ("inference.scales=[1.5]", "inference.scales: method 'none' has none; set inference.method to uniform_scale"),
         ("inference={method: lpes, scales: [0]}", "inference.scales: input should be greater than or equal to 0.25"),
@@ -193,7 +193,7 @@ def test_load_recipe_accepts_every_built_in_recipe() -> None:
         ("inference.ms_poe.smallest=1.9", "inference.ms_poe.smallest: 1.9 is above largest (1.8)"),
         (
             "inference={method: lpes, scales: [2]}",
-            "inference.scales: 'lpes' needs one for each layer; for one scale, set",
+            "inference.scales: 'lpes' needs one for each layer, got 1 number; for one scale, set",
         ),
         (
             "inference.search.curve=cubic",

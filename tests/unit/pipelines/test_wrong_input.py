@@ -205,7 +205,7 @@ SETTINGS = [
     ("inference.method=magic", "inference.method: "),
     (
         "inference.method=uniform_scale",
-        "command line: inference.scales: 'uniform_scale' needs one number, for example [1.5], got none",
+        "command line: inference.scales: 'uniform_scale' needs one number, for example [1.1], got none",
     ),
     ("inference.method=uniform_scale inference.scales=[1.5,2]", "inference.scales: 'uniform_scale' needs one number"),
     ("inference.method=uniform_scale inference.scales=[0]", "inference.scales: input should be greater than or equal"),

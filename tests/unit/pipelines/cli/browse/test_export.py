@@ -94,7 +94,7 @@ def test_export_names_what_compare_takes(recipe: Recipe, command: Command, tmp_p
     storage = shutil.copytree(recipe.storage, tmp_path / "storage")
     answers = storage / make_plan(recipe).evaluate_distilled.artifact.folder
     lines = command("export", str(answers), str(tmp_path / "tasks"))
-    assert lines[-1] == f"run.py compare {storage}/report answers"
+    assert lines[-1] == f"python run.py compare {storage}/report answers"
     base = storage / make_plan(recipe).evaluate_base.artifact.folder
     both = command("compare", str(base), str(answers))
     assert both == command("compare", f"{storage}/report")
@@ -103,7 +103,8 @@ def test_export_names_what_compare_takes(recipe: Recipe, command: Command, tmp_p
     # As the folder of results that were kept, and as in a sweep, whose report has no single study.
     (storage / "report").rename(storage / "report-0123")
     assert (
-        command("export", str(answers), str(tmp_path / "more"))[-1] == f"run.py compare {storage}/report-0123 answers"
+        command("export", str(answers), str(tmp_path / "more"))[-1]
+        == f"python run.py compare {storage}/report-0123 answers"
     )
     for report in storage.glob("report*"):
         shutil.rmtree(report)

@@ -92,9 +92,9 @@ def test_runs_and_compare_name_the_inference_method(
     assert "accuracy by position with uniform_scale</title>" in page
     capsys.readouterr()
     (line,) = command("runs", str(tmp_path / "scaled"))
-    assert f"{recipe.study.model.path} with uniform_scale on data.jsonl" in line
+    assert f"{recipe.study.model.path} with uniform_scale 1.5 on data.jsonl" in line
     lines = command("compare", recipe.storage, str(tmp_path / "scaled"))
-    assert f"base model {recipe.study.model.path} with uniform_scale, 4 documents" in lines[2]
+    assert f"base model {recipe.study.model.path} with uniform_scale 1.5, 4 documents" in lines[2]
     assert "with uniform_scale" not in "".join(lines[:2])
 
 
@@ -277,6 +277,44 @@ def test_compare_shows_the_base_of_another_run_if_it_is_another(
     own, _, other, students = (each["mean_difference"] for each in result["differences"])
     assert own == other
     assert students == 0
+
+
+@pytest.mark.parametrize(("scales", "shown"), [([1.1], "1.1"), ([1.0, 1.5, 1.25], "1 to 1.5")])
+def test_runs_and_compare_show_the_scales_that_were_given(
+    evaluated: Path, command: Command, tmp_path: Path, scales: list[float], shown: str
+) -> None:
+    copy = shutil.copytree(evaluated / "one", tmp_path / "copy")
+    path = copy / "evaluation" / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["settings"]["inference"] |= {"method": "lpes", "scales": scales}
+    path.write_text(json.dumps(summary))
+    assert f" with lpes {shown} on " in command("runs", str(copy))[0]
+    assert f" with lpes {shown}, " in command("compare", str(copy))[0]
+
+
+def test_compare_gives_no_gap_of_a_model_without_a_correct_answer(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = {
+        "report": "r",
+        "model": "base",
+        "method": "none",
+        "path": "m",
+        "documents": 3,
+        "questions": 9,
+        "positions": ["1"],
+    }
+    entry |= {"accuracy": [0.5], "mean": 0.5, "gap": 0.25, "gap_ci95": [0.125, 0.5], "gap_corrected": 0.25}
+    nothing = entry | {"accuracy": [0.0], "mean": 0.0, "gap": 0.0, "gap_ci95": [0.0, 0.2], "gap_corrected": 0.0}
+    difference = {"of": 1, "less": 0, "questions": 9, "mean_difference": -0.5, "ci95": [-0.75, -0.25]}
+    difference |= {"gap_change": -0.25, "gap_change_ci95": [-0.5, -0.125]}
+    result = {"runs": [entry, nothing], "differences": [difference]}
+    monkeypatch.setattr(comparison, "compare_runs", lambda runs: result)
+    assert command("compare", "r", "r")[-3:] == [
+        "[0]: GAP 0.250 [0.125, 0.500], corrected 0.250",
+        "[1]: no answer is correct, so the GAP means nothing",
+        "[1] - [0]: mean -0.500 [-0.750, -0.250] (paired over 9 questions, 95 % intervals)",
+    ]
 
 
 def test_compare_pairs_no_answers_to_other_documents(recipe: Recipe, command: Command, tmp_path: Path) -> None:
