@@ -367,9 +367,7 @@ def test_a_corrupt_list_of_local_states_is_named(tmp_path: Path, content: str) -
     (folder / "latest.json").write_text('["00000003-a", "00000012-b"]')
     assert LOCAL_STATES.read(artifact) == {"00000003-a": 3, "00000012-b": 12}
     (folder / "latest.json").write_text(content)
-    with pytest.raises(
-        UserError, match=rf"latest\.json: corrupt; remove {artifact.path}/training to train again from the samples$"
-    ):
+    with pytest.raises(UserError, match=rf"latest\.json: corrupt; remove {folder} to train again from the samples$"):
         LOCAL_STATES.read(artifact)
 
 
