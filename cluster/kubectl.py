@@ -137,7 +137,7 @@ def get_pods(namespace: str, labels: dict[str, str]) -> list[dict[str, Any]]:
     """The pods that carry all of these labels."""
     selector = as_selector(labels)
     output = kubectl("get", "pods", "--namespace", namespace, "--selector", selector, "--output", "json")
-    pods: list[dict[str, Any]] = json.loads(output or '{"items": []}')["items"]
+    pods: list[dict[str, Any]] = json.loads(output)["items"]
     return pods
 
 

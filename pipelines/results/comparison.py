@@ -34,7 +34,7 @@ from .run_summaries import (
 def list_runs(folder: str) -> list[dict[str, Any]]:
     """One entry for every report in a folder of runs or in one run's storage, and for every evaluation that no report
     shows. Last, runs that have neither yet: their `report` is null, `finished` has the folders of what is,
-    and `driver` is the process that runs it.
+    and `driver` is the process that their lease names.
 
     `mean`, `gap`, `gap_ci95` and `gap_corrected`: of the base model and, if there is one, of the distilled one.
     `studies`: how many a sweep has. `rows`: of each of its settings the seeds, the means and the GAPs. `error`: what is
@@ -117,10 +117,10 @@ def compare_runs(runs: list[str]) -> dict[str, Any]:
         runs: storages with a report or results of `evaluate`, such folders, artifacts with answers that they show, or
             folders with lm-evaluation-harness's answers to exported questions.
     Returns: `runs`, in order: report, name, path of the base model, method, positions, accuracy, interval, mean and GAP
-    (with its interval, and corrected) of each run's models; a base model with the same curve as an earlier one is left
-    out. `differences`, `of` one entry of `runs` `less` another, paired over so many `questions` (0 where prompts
-    differ, without the other values): of each to the first one, or of a distilled model to its own base model; then of
-    the last model of each run to that of the first run.
+    (with its interval, and corrected) of each run's models; a base model that answered as an earlier one is left out.
+    `differences`, `of` one entry of `runs` `less` another, paired over so many `questions` (0 where prompts differ,
+    without the other values): of each to the first one, or of a distilled model to its own base model; then of the last
+    model of each run to that of the first run.
     Raises:
         UserError: if a run has none of these, or its summary is corrupt.
     """

@@ -257,15 +257,21 @@ def test_compare_takes_evaluated_models(evaluated: Path, recipe: Recipe, command
     assert command("compare", f"{one}/evaluation")[0].startswith(f"[0] {one}/evaluation: base model ")
 
 
+def copy_with_settings(storage: str | Path, copy: Path, folder: str, section: str, **settings: Any) -> Path:
+    """A copy of a run, in whose report or evaluation these settings of a section are others."""
+    shutil.copytree(storage, copy)
+    path = copy / folder / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["settings"][section] |= settings
+    path.write_text(json.dumps(summary))
+    return copy
+
+
 def test_compare_shows_the_base_of_another_run_if_it_is_another(
     recipe: Recipe, command: Command, tmp_path: Path
 ) -> None:
     """Otherwise what another model gained would be shown as a difference to this one."""
-    copy = shutil.copytree(recipe.storage, tmp_path / "copy")
-    path = copy / "report" / "summary.json"
-    summary = json.loads(path.read_text())
-    summary["settings"]["model"]["path"] = "/models/other"
-    path.write_text(json.dumps(summary))
+    copy = copy_with_settings(recipe.storage, tmp_path / "copy", "report", "model", path="/models/other")
     result = json.loads(command("compare", recipe.storage, str(copy), "--json")[0])
     assert [(run["model"], run["path"]) for run in result["runs"]] == [
         ("base", recipe.study.model.path),
@@ -283,11 +289,9 @@ def test_compare_shows_the_base_of_another_run_if_it_is_another(
 def test_runs_and_compare_show_the_scales_that_were_given(
     evaluated: Path, command: Command, tmp_path: Path, scales: list[float], shown: str
 ) -> None:
-    copy = shutil.copytree(evaluated / "one", tmp_path / "copy")
-    path = copy / "evaluation" / "summary.json"
-    summary = json.loads(path.read_text())
-    summary["settings"]["inference"] |= {"method": "lpes", "scales": scales}
-    path.write_text(json.dumps(summary))
+    copy = copy_with_settings(
+        evaluated / "one", tmp_path / "copy", "evaluation", "inference", method="lpes", scales=scales
+    )
     assert f" with lpes {shown} on " in command("runs", str(copy))[0]
     assert f" with lpes {shown}, " in command("compare", str(copy))[0]
 
@@ -319,11 +323,7 @@ def test_compare_gives_no_gap_of_a_model_without_a_correct_answer(
 
 def test_compare_pairs_no_answers_to_other_documents(recipe: Recipe, command: Command, tmp_path: Path) -> None:
     """The same questions in the same slots, but with easier documents around them."""
-    copy = shutil.copytree(recipe.storage, tmp_path / "copy")
-    path = copy / "report" / "summary.json"
-    summary = json.loads(path.read_text())
-    summary["settings"]["data"]["distractors"] = "random"
-    path.write_text(json.dumps(summary))
+    copy = copy_with_settings(recipe.storage, tmp_path / "copy", "report", "data", distractors="random")
     result = json.loads(command("compare", recipe.storage, str(copy), "--json")[0])
     assert [run["model"] for run in result["runs"]] == ["base", "distilled"] * 2
     pairs = {(each["of"], each["less"]): each["questions"] for each in result["differences"]}
