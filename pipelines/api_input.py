@@ -6,7 +6,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe, make_recipe
-from pos2distill.errors import UserError, reword
+from pos2distill.errors import UserError, reworded
 from pos2distill.tasks.parquet_records import drop_null_fields
 
 # JSON may hold them as they are, but YAML rejects them or takes them for line breaks. All have four hex digits.
@@ -49,15 +49,10 @@ def to_recipe(recipe: AnyRecipe, settings: Settings | None, data: str | None = N
         return load_recipe(to_text(recipe, "recipe"), overrides)
 
 
-@contextmanager
-def errors_name_arguments(settings: Settings | None) -> Iterator[None]:
+def errors_name_arguments(settings: Settings | None) -> AbstractContextManager[None]:
     """Errors of overrides name what a script has passed, since it has no command line."""
-    try:
-        yield
-    except UserError as error:
-        given = "settings" if settings else "arguments"
-        reword(error, re.sub("^command line: ", f"{given}: ", str(error)))
-        raise
+    given = "settings" if settings else "arguments"
+    return reworded(lambda message: re.sub("^command line: ", f"{given}: ", message))
 
 
 def to_overrides(settings: Settings | None) -> list[str]:
@@ -123,14 +118,14 @@ def questions_file(data: Questions) -> Iterator[str]:
                 file.write(line)
         path = partial.with_name(f"questions-{digest.hexdigest()[:16]}.jsonl")
         partial.rename(path)
-        try:
+        with reworded(lambda message: _name_records(message, path)):
             yield str(path)
-        except UserError as error:
-            # Each record is a line.
-            named = f"(?:{re.escape(str(path))}|{re.escape(path.name)})"
-            message = re.sub(rf"{named}, line (?=\d)", "data: record ", str(error))
-            reword(error, message.replace(str(path), "data"))
-            raise
+
+
+def _name_records(message: str, path: Path) -> str:
+    """An error about the temporary file in terms of the records, of which each is a line."""
+    named = f"(?:{re.escape(str(path))}|{re.escape(path.name)})"
+    return re.sub(rf"{named}, line (?=\d)", "data: record ", message).replace(str(path), "data")
 
 
 def _to_line(record: Any, number: int) -> bytes:

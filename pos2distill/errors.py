@@ -1,11 +1,12 @@
 """Errors that are not bugs. A user error is one line and exit code 2; a bug keeps its traceback."""
 
+import contextlib
 import difflib
 import enum
 import functools
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 
 class ExitCode(enum.IntEnum):
@@ -66,12 +67,17 @@ class MachineError(UserError):
     """A fault that may be of one machine alone, such as a full disk: another try may run on another machine."""
 
 
-def reword(error: UserError, message: str) -> None:
-    """Replace the message of an error that is then raised again.
+@contextlib.contextmanager
+def reworded(change: Callable[[str], str]) -> Iterator[None]:
+    """Give the errors of the body another message, made of their own.
 
-    In place, so that its type and traceback stay: a `TransientError` in other words is still one that may pass.
+    In place, so that their type and traceback stay: a `TransientError` in other words is still one that may pass.
     """
-    error.args = (message,)
+    try:
+        yield
+    except UserError as error:
+        error.args = (change(str(error)),)
+        raise
 
 
 class GateError(Exception):

@@ -143,8 +143,8 @@ def _inspect(options: argparse.Namespace) -> None:
 
 
 def _format_question(row: dict[str, Any]) -> str:
-    place = f"{row['example_id']}, {row['location']}" if row["location"] else row["example_id"]
-    return f"--- {place}\nquestion  {row['question']}\nanswers   {' | '.join(row['answers'])}"
+    label = f"{row['example_id']}, {row['location']}" if row["location"] else row["example_id"]
+    return f"--- {label}\nquestion  {row['question']}\nanswers   {' | '.join(row['answers'])}"
 
 
 def _format_answers(row: dict[str, Any]) -> str:

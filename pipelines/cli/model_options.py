@@ -2,15 +2,14 @@
 
 import argparse
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 from pos2distill.config import Recipe
 from pos2distill.config.evaluation_recipe import DEFAULT_EVALUATED_SLOTS, DEFAULT_EXAMPLES
 from pos2distill.config.load import load_recipe
 from pos2distill.config.overrides import overrides_setting
 from pos2distill.config.yaml_reader import parse_value
-from pos2distill.errors import UserError, reword
+from pos2distill.errors import UserError, reworded
 
 from ..model_recipe import recipe_of_questions
 
@@ -91,21 +90,15 @@ def load_evaluated_recipe(options: argparse.Namespace, overrides: list[str]) -> 
             given["slots"] = parse_value(options.slots)
         except ValueError as error:
             raise UserError(f"--slots: cannot read the value: {error}") from None
-    with _errors_name_options(given):
+    with reworded(lambda message: _name_options(message, given)):
         return recipe_of_questions(options.model, overrides=overrides, **given)
 
 
-@contextmanager
-def _errors_name_options(given: Iterable[str]) -> Iterator[None]:
-    """Errors name these options as they were typed, instead of the settings that they stand for."""
-    try:
-        yield
-    except UserError as error:
-        message = str(error)
-        for name in given:
-            message = message.replace(f"evaluate: {_OPTIONS[name]}: ", f"{_option(name)}: ")
-        reword(error, message)
-        raise
+def _name_options(message: str, given: Iterable[str]) -> str:
+    """An error with these options as they were typed, instead of the settings that they stand for."""
+    for name in given:
+        message = message.replace(f"evaluate: {_OPTIONS[name]}: ", f"{_option(name)}: ")
+    return message
 
 
 def _option(name: str) -> str:

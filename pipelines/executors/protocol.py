@@ -104,7 +104,7 @@ class Executor(Protocol):
 
         Args:
             label: what this is, for messages.
-            coordinator: hears of progress, and says which samples are still needed.
+            coordinator: receives progress, and says which samples are still needed.
         Raises:
             UserError: whatever operator raised it, wherever it ran.
         """

@@ -12,7 +12,7 @@ from pos2distill.config import Study
 from pos2distill.config.load import validate_evaluated
 from pos2distill.errors import UserError, did_you_mean_one, no_such_folder, warn
 from pos2distill.literal_paths import list_matching, require_listable
-from pos2distill.store.artifacts import Artifact
+from pos2distill.store.artifacts import MANIFEST, Artifact
 from pos2distill.store.checkpoint_layout import MODEL_CARD, MODEL_FOLDER
 from pos2distill.store.storage import RUN_FILE
 from pos2distill.urls import open_url, storage_errors
@@ -34,7 +34,7 @@ def list_artifacts(
     """
     fs, root = open_url(storage, "RUN")
     found = []
-    finished = [path.rsplit("/", 2)[-2] for path in list_matching(fs, root, "*/manifest.json")]
+    finished = [path.rsplit("/", 2)[-2] for path in list_matching(fs, root, f"*/{MANIFEST}")]
     folders = [*finished]
     if unfinished:
         # The file can be left in a folder that was finished since.
@@ -97,7 +97,7 @@ def open_artifact(
     names = [name for kind in kinds for name in kind]
     fs, path = open_folder(run, "RUN")
     with storage_errors(run, "RUN"):
-        if fs.exists(f"{path}/manifest.json") or (unfinished and fs.exists(f"{path}/{UNFINISHED_FILE}")):
+        if fs.exists(f"{path}/{MANIFEST}") or (unfinished and fs.exists(f"{path}/{UNFINISHED_FILE}")):
             artifact = artifact_at(run)
             if artifact.name not in names:
                 folders = " or ".join(f"{name}-FINGERPRINT" for name in names)

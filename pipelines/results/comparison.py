@@ -153,19 +153,19 @@ class _Model:
 
     Attributes:
         entry: what is shown of it.
-        asked: see `what_was_asked`; None of logs of another program, which do not say.
+        question_settings: see the function of this name; None for logs of another program, which do not say.
     """
 
     entry: dict[str, Any]
     grid: Grid
-    asked: dict[str, str] | None
+    question_settings: dict[str, str] | None
 
     def answered_as(self, other: "_Model") -> bool:
         """Whether both are the same model, and gave the same right and wrong answers to the same questions."""
         one, two = self.grid, other.grid
         return (
             all(self.entry.get(name) == other.entry.get(name) for name in ("model", "path", "inference", "scales"))
-            and self.asked == other.asked
+            and self.question_settings == other.question_settings
             and (one.documents, one.slots, one.example_ids) == (two.documents, two.slots, two.example_ids)
             and np.array_equal(one.correct_ES, two.correct_ES)
         )
@@ -188,7 +188,7 @@ def _add_models(models: list[_Model], summary: RunSummary) -> list[tuple[int, in
             "inference": summary.inference,
             "scales": summary.scales,
         }
-        model = _Model(entry | _curve_values(curve), summary.read_grid(name), summary.asked)
+        model = _Model(entry | _curve_values(curve), summary.read_grid(name), summary.question_settings)
         # A run's only model is shown in any case.
         may_be_known = name == "base" and len(summary.curves) > 1
         known = [number for number, each in enumerate(models) if each.answered_as(model)] if may_be_known else []
@@ -245,8 +245,9 @@ def _logged_grid(logs: list[str], folder: str, documents: int | None) -> Grid:
 
 
 def _difference(first: _Model, other: _Model, bootstrap: dict[str, Any]) -> dict[str, Any]:
-    """The paired difference of two models; 0 questions if they were asked something else."""
-    if first.asked is not None and other.asked is not None and first.asked != other.asked:
+    """The paired difference of two models; 0 questions if these were of another task."""
+    both = [model.question_settings for model in (first, other)]
+    if None not in both and both[0] != both[1]:
         return {"questions": 0}
     try:
         before, after = share_examples(first.grid, other.grid)

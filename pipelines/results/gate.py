@@ -1,12 +1,13 @@
 """The gate of `evaluate`: the predictions that it compares with, and its limits."""
 
 import sys
+from contextlib import AbstractContextManager
 
 import pyarrow as pa
 
 from pos2distill.config import Study
 from pos2distill.config.gate import Gate
-from pos2distill.errors import UserError, reword
+from pos2distill.errors import UserError, reworded
 from pos2distill.evaluation.gate import check_gate
 from pos2distill.evaluation.result import Evaluation
 from pos2distill.evaluation.scores import Grid, GridMismatch, to_grid
@@ -15,7 +16,7 @@ from pos2distill.urls import open_url
 
 from ..provenance import provenance_in
 from ..stages.answers import PREDICTIONS, REFUSALS
-from .run_summaries import read_run_summary, what_was_asked
+from .run_summaries import question_settings, read_run_summary
 
 
 def read_baseline(url: str, study: Study) -> Grid:
@@ -53,14 +54,11 @@ def _require_same_task(path: str, study: Study) -> None:
     A file by itself, without the record of how it was made, is taken as it is.
     """
     fs, file = open_url(path, "--baseline")
-    try:
+    with _errors_name_baseline():
         provenance = provenance_in(fs, file.rpartition("/")[0], path.rpartition("/")[0] or ".")
-    except UserError as error:
-        reword(error, f"--baseline: {error}")
-        raise
     if provenance is None:
         return
-    own, others = what_was_asked(study.model_dump(mode="json")), what_was_asked(provenance.settings)
+    own, others = question_settings(study.model_dump(mode="json")), question_settings(provenance.settings)
     for name, value in others.items():
         if value != own[name]:
             raise UserError(
@@ -75,12 +73,13 @@ def _predictions_of(url: str) -> str:
     fs, file = open_url(path, "--baseline")
     if fs.exists(file):
         return path
-    try:
+    with _errors_name_baseline():
         summary = read_run_summary(url)
-    except UserError as error:
-        reword(error, f"--baseline: {error}")
-        raise
     return f"{summary.answers(list(summary.curves)[-1]).url}/{PREDICTIONS}"
+
+
+def _errors_name_baseline() -> AbstractContextManager[None]:
+    return reworded(lambda message: f"--baseline: {message}")
 
 
 def check_evaluation(gate: Gate, study: Study, evaluation: Evaluation, baseline: Grid | None) -> None:

@@ -21,7 +21,7 @@ from pos2distill.urls import open_url, storage_errors
 from ..artifact_names import SCORES
 from ..stages.answers import read_predictions, read_refused
 from .artifact_lookup import artifact_at, no_such_run, open_folder
-from .folders import EVALUATION_FOLDER, REPORT_FOLDER, SUMMARY
+from .folders import EVALUATION_FOLDER, MODELS, REPORT_FOLDER, SUMMARY
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class RunSummary:
         inference: the method that all answered with.
         scales: those that were given to it; none if they were searched.
         bootstrap: the settings of intervals.
-        asked: what must be equal in answers that are compared question by question, see `what_was_asked`.
+        question_settings: must be equal where answers are compared question by question; see the function.
     """
 
     folder: str
@@ -52,7 +52,7 @@ class RunSummary:
     curves: dict[str, Curve]
     artifacts: dict[str, str]
     bootstrap: dict[str, int]
-    asked: dict[str, str]
+    question_settings: dict[str, str]
 
     def answers(self, model: str) -> Artifact:
         """The answers of a model."""
@@ -81,7 +81,7 @@ class RunSummary:
 _RUN_SUMMARY = pydantic.TypeAdapter(RunSummary)
 
 
-def what_was_asked(settings: Mapping[str, Any]) -> dict[str, str]:
+def question_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     """The settings of the data that make a question of one id another task: its documents, and what counts as correct.
 
     Without the path, of which there may be copies, and without the wording, which may be what is compared.
@@ -197,7 +197,7 @@ def read_run_summary(run: str) -> RunSummary:
                 return _summary_with(artifact)
         for folder in (storage, f"{storage}/{REPORT_FOLDER}", f"{storage}/{EVALUATION_FOLDER}"):
             fs, path = open_url(folder, "RUN")
-            if not fs.exists(f"{path}/summary.json"):
+            if not fs.exists(f"{path}/{SUMMARY}"):
                 continue
             summary = _read_summary(fs, path)
             if "base" not in summary:
@@ -239,7 +239,7 @@ def summary_of(artifact: Artifact) -> str | None:
     fs, root = open_url(artifact.storage, "RUN")
     for name in (REPORT_FOLDER, EVALUATION_FOLDER):
         # The current one first, then those that were kept of other settings.
-        for path in sorted(list_matching(fs, root, f"{name}*/summary.json"), key=len):
+        for path in sorted(list_matching(fs, root, f"{name}*/{SUMMARY}"), key=len):
             folder = _parent(path)
             with contextlib.suppress(UserError):  # one that is corrupt shows nothing
                 summary = _read_summary(fs, folder)
@@ -263,10 +263,10 @@ def to_run_summary(folder: str, summary: Mapping[str, Any]) -> RunSummary:
             "bootstrap": {name: settings["evaluation"][name] for name in ("bootstrap_samples", "seed")},
             "inference": settings["inference"]["method"],
             "scales": settings["inference"]["scales"],
-            "asked": what_was_asked(settings),
+            "question_settings": question_settings(settings),
         }
         if _is_evaluation(summary):
-            models = [model for model in ("base", "distilled") if model in summary]
+            models = [model for model in MODELS if model in summary]
             last = models[-1]
             values |= {
                 "fingerprint": summary[last]["fingerprint"],
@@ -279,7 +279,7 @@ def to_run_summary(folder: str, summary: Mapping[str, Any]) -> RunSummary:
         else:
             values |= {name: summary[name] for name in ("fingerprint", "method", "dataset", "artifacts")}
             values["model"] = settings["model"]["path"]
-            values["curves"] = {model: summary[model] for model in ("base", "distilled")}
+            values["curves"] = {model: summary[model] for model in MODELS}
         return _RUN_SUMMARY.validate_python(values)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         raise _corrupt_summary(folder) from None
@@ -294,7 +294,7 @@ def _is_evaluation(summary: Mapping[str, Any]) -> bool:
 def _read_summary(fs: fsspec.AbstractFileSystem, folder: str) -> dict[str, Any]:
     """The content of a folder's `summary.json`: an object with a name."""
     try:
-        summary = json.loads(fs.cat_file(f"{folder}/summary.json"))
+        summary = json.loads(fs.cat_file(f"{folder}/{SUMMARY}"))
     except (ValueError, RecursionError):
         raise _corrupt_summary(folder) from None
     if not isinstance(summary, dict) or "name" not in summary:
@@ -305,7 +305,7 @@ def _read_summary(fs: fsspec.AbstractFileSystem, folder: str) -> dict[str, Any]:
 def _corrupt_summary(folder: str) -> UserError:
     command = _command(folder)
     return UserError(
-        f"{folder}/summary.json: corrupt; expected what `{command}` writes; run `{command}` for this run to make it "
+        f"{folder}/{SUMMARY}: corrupt; expected what `{command}` writes; run `{command}` for this run to make it "
         f"again, or delete {folder}"
     )
 

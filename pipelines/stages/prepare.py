@@ -2,14 +2,13 @@
 
 import functools
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 
 import pyarrow as pa
 
 from pos2distill.config import DataSection, Study
 from pos2distill.config.restrict import restrict
-from pos2distill.errors import UserError, reword, warn_once
+from pos2distill.errors import UserError, reworded, warn_once
 from pos2distill.records import EXAMPLE_SCHEMA, example_tables
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.tasks.data_files import file_digest
@@ -119,15 +118,11 @@ def run(stage: Stage, context: RunContext, task: str | None, digest: str) -> Man
         return stage.artifact.publish(counts=split.counts, seconds={"prepare": time.monotonic() - start})
 
 
-@contextmanager
-def prefix_task_errors(task: str | None) -> Iterator[None]:
+def prefix_task_errors(task: str | None) -> AbstractContextManager[None]:
     """Prefix errors with the name of the other task: the recipe itself has a `data.path` too."""
-    try:
-        yield
-    except UserError as error:
-        if task is not None:
-            reword(error, f"evaluation.also_evaluate: {task}: {error}")
-        raise
+    if task is None:
+        return nullcontext()
+    return reworded(lambda message: f"evaluation.also_evaluate: {task}: {message}")
 
 
 def _longest_prompt(study: Study) -> int:

@@ -12,7 +12,7 @@ from pos2distill.config import Runtime, Study, fingerprint
 from pos2distill.config.restrict import RestrictedStudy, restrict
 from pos2distill.errors import UserError
 from pos2distill.records import SCHEMA_VERSION
-from pos2distill.store.artifacts import Artifact, Manifest
+from pos2distill.store.artifacts import MANIFEST, Artifact, Manifest
 from pos2distill.store.lease import Lease
 
 from ..executors.protocol import Executor
@@ -49,7 +49,7 @@ class Input:
         if missing:
             url = self.artifact.url
             raise UserError(
-                f"{url}/manifest.json: corrupt, or of an earlier version; expected {missing[0]!r} in details; "
+                f"{url}/{MANIFEST}: corrupt, or of an earlier version; expected {missing[0]!r} in details; "
                 f"delete {url} and run again to make it again"
             )
         return details

@@ -14,7 +14,7 @@ from pos2distill.config.read import RECIPES, RawRecipe, find_yaml, read_recipe, 
 from pos2distill.config.recipe import Recipe
 from pos2distill.config.study import Study
 from pos2distill.config.validation import RECIPE_FIELDS, to_user_error
-from pos2distill.errors import UserError, reword
+from pos2distill.errors import UserError, reworded
 
 
 def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -118,12 +118,9 @@ def _load_other_tasks(study: Study, source: Path | str) -> dict[str, Study]:
     """
     other_tasks: dict[str, Study] = {}
     for name in study.evaluation.also_evaluate:
-        try:
+        with reworded(lambda message: f"evaluation.also_evaluate: {message}"):
             # Without its own other tasks, which might name this recipe in turn, and without its sweep.
             other = load_recipe(name, ["evaluation.also_evaluate=[]", "sweep={}"]).study
-        except UserError as error:
-            reword(error, f"evaluation.also_evaluate: {error}")
-            raise
         # A question is for evaluation if its hash is below this fraction.
         if other.data.eval_fraction != study.data.eval_fraction:
             raise UserError(

@@ -244,7 +244,7 @@ def _hub_snapshot(model: ModelSection, patterns: list[str]) -> str:
         if times_out:
             why = f"{constants.ENDPOINT} does not answer, and the model is not in the cache of this machine"
         elif constants.HF_HUB_OFFLINE or isinstance(error.__cause__, HfHubHTTPError):
-            why = _first_line(error)
+            why = error_text(error)
         else:
             why = f"{constants.ENDPOINT} cannot be reached ({error.__cause__}); check the path, or the network"
         raise TransientError(f"{unavailable}: {why}") from None
@@ -255,7 +255,7 @@ def _hub_snapshot(model: ModelSection, patterns: list[str]) -> str:
             ) from None
         # A server that is overloaded, or a download that broke off, is not the user's fault.
         kind = UserError if is_permanent(error) else TransientError
-        raise kind(f"{unavailable}: {_first_line(error)}") from None
+        raise kind(f"{unavailable}: {error_text(error)}") from None
 
 
 # A disk that cannot be written, and something else where a folder should be.
@@ -266,10 +266,6 @@ def _is_disk_error(error: Exception) -> bool:
     """Whether the folder that models are downloaded to cannot be used."""
     is_permission_error = isinstance(error, PermissionError) and error.filename is not None
     return is_permission_error or disk_is_full(error) or getattr(error, "errno", None) in _CACHE_ERRORS
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
 
 
 def _times_out(address: str) -> bool:

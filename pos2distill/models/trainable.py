@@ -6,6 +6,7 @@
 from typing import Any
 
 from pos2distill.errors import UserError
+from pos2distill.faults import error_text
 from pos2distill.models.rope.layer_scales import rope_settings
 
 TRAINABLE = (
@@ -183,7 +184,7 @@ def _reject_without_flash_attention(lm: Any, attention: str, model_name: str) ->
     try:
         lm._flash_attn_can_dispatch(2)
     except (ImportError, ValueError) as error:
-        raise UserError(f"{model_name}: model.attention={attention}: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{model_name}: model.attention={attention}: {error_text(error)}") from None
 
 
 def longest_with_fixed_rope(config: Any) -> int | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pos2distill.faults import error_text
 from pos2distill.literal_paths import list_matching
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.files import is_corrupt, read_table, write_table
@@ -66,7 +67,7 @@ class TableParts:
         except (pa.ArrowException, OSError, ValueError) as error:
             if not is_corrupt(error):
                 raise
-            raise _UnusablePartError(str(error).partition("\n")[0]) from None
+            raise _UnusablePartError(error_text(error)) from None
         if not part.schema.equals(self.schema):
             raise _UnusablePartError("its columns are not those of the table")
         return part

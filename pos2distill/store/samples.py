@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import CorruptPart, UserError
+from pos2distill.faults import error_text
 from pos2distill.literal_paths import list_matching, move
 from pos2distill.parquet import open_parquet
 from pos2distill.records import SAMPLE_SCHEMA, Bools
@@ -259,7 +260,7 @@ class SampleStore:
         try:
             return _parse(pa.BufferReader(data), name, SAMPLE_SCHEMA.names).select(columns)
         except _CORRUPTION_ERRORS as error:
-            reason = str(error).partition("\n")[0]
+            reason = error_text(error)
             if self.read_only:
                 raise UnreadablePartError(
                     f"{path}: corrupt ({reason}); a run that trains on its samples makes them again"

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pos2distill.errors import CorruptState, UserError
+from pos2distill.faults import error_text
 
 KINDS = ("weight", "exp_avg", "exp_avg_sq")
 STATE_FILE = "state.json"
@@ -164,7 +165,7 @@ class StoredState:
         except FileNotFoundError:
             raise self._corrupt(file, "missing") from None
         except SafetensorError as error:
-            raise self._corrupt(file, f"corrupt ({str(error).splitlines()[0]})") from None
+            raise self._corrupt(file, f"corrupt ({error_text(error)})") from None
 
     def _corrupt(self, file: str, what: str) -> CorruptState:
         return CorruptState(f"{self.url}/{file}: {what}")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pos2distill.config import fingerprint
-from pos2distill.errors import CorruptState, UserError, reword
+from pos2distill.errors import CorruptState, UserError
 from pos2distill.faults import disk_is_full
 from pos2distill.models.files import copy_generation_config
 from pos2distill.models.load import load_prompt_builder, load_tokenizer
@@ -131,7 +131,7 @@ def resume(
 
 
 def _with_remedy(error: UserError, checkpoint: Artifact) -> UserError:
-    reword(error, f"{error}; {train_again_hint(checkpoint)}")
+    error.args = (f"{error}; {train_again_hint(checkpoint)}",)
     return error
 
 

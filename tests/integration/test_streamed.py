@@ -252,7 +252,7 @@ def test_distill_survives_a_preempted_node(streamed: Callable[..., Recipe], tmp_
 def test_distill_saves_in_the_middle_of_a_long_step_at_a_notice_of_30_seconds(
     streamed: Callable[..., Recipe], tmp_path: Path
 ) -> None:
-    """A step of 24 passes on each of two workers, each pass slowed down, so that it takes 48 s or more."""
+    """The third step, of 24 passes on each of two workers, takes 48 s or more, since each pass is slowed down."""
     recipe = streamed(
         # An epoch is a long step of 24 rows and a short one of 4.
         data={"train_examples": 7, "eval_examples": 2},
@@ -270,6 +270,7 @@ def test_distill_saves_in_the_middle_of_a_long_step_at_a_notice_of_30_seconds(
         DRAIN_VARIABLE: "15",  # as rendered for pods with 30 s
         "PYTHONPATH": str(PROJECT / "tests" / "support" / "slow_passes"),
         "SLOW_PASSES_WHILE": str(slow),
+        "SLOW_PASSES_FROM": "2",
     }
     with (
         ray_head(["--num-cpus=0", "--object-store-memory=120000000"], variables=variables) as head,

@@ -7,7 +7,7 @@ from pos2distill.errors import (
     collapse_whitespace,
     did_you_mean,
     one_line,
-    reword,
+    reworded,
     status_name,
 )
 
@@ -24,10 +24,11 @@ def test_did_you_mean(name: str, options: list[str], hint: str) -> None:
     assert did_you_mean(name, options) == hint
 
 
-def test_reword_replaces_the_message_alone() -> None:
+def test_reworded_replaces_the_message_alone() -> None:
     error = TransientError("no answer")
-    error.__cause__ = OSError("timeout")
-    reword(error, f"data.path: {error}")
+    with pytest.raises(TransientError) as raised, reworded(lambda message: f"data.path: {message}"):
+        raise error from OSError("timeout")
+    assert raised.value is error
     assert str(error) == "data.path: no answer"
     assert isinstance(error.__cause__, OSError)
 

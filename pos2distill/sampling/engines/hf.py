@@ -18,7 +18,14 @@ from pos2distill.models.rope.attention_buckets import MixBases, use_bases
 from pos2distill.models.rope.layer_scales import scale_layers
 from pos2distill.models.rope.ms_poe import apply_ms_poe
 from pos2distill.records import Tokens, TopKLogprobs
-from pos2distill.sampling.engines.protocol import Completion, EngineDied, Failure, GenerationResult, SamplingParams
+from pos2distill.sampling.engines.protocol import (
+    Completion,
+    EngineDied,
+    Failure,
+    GenerationResult,
+    SamplingParams,
+    engine_error_text,
+)
 
 # What torch raises because of one batch: RuntimeError when out of memory (torch.OutOfMemoryError is a subclass),
 # IndexError for token ids outside the vocabulary. Later batches may succeed. A torch.AcceleratorError is a RuntimeError
@@ -83,7 +90,7 @@ class HfEngine:
         except _BATCH_ERRORS as error:
             if isinstance(error, torch.AcceleratorError) and not is_out_of_memory(error):
                 # An illegal access or a lost GPU: this process cannot use the device again.
-                reason = Failure.of(error).error
+                reason = engine_error_text(error)
                 raise EngineDied(f"the device failed ({reason}); run the same command again") from error
             # Failed samples are not asked for again, so a machine's memory must not decide which these are.
             if len(prompts) == 1 and is_out_of_memory(error):

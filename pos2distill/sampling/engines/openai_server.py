@@ -8,7 +8,7 @@ import openai
 
 from pos2distill.config import EndpointSection, ModelSection
 from pos2distill.errors import UserError, did_you_mean
-from pos2distill.sampling.engines.protocol import Failure
+from pos2distill.sampling.engines.protocol import engine_error_text
 
 # For each request of a check: a wrong address is reported within 20 s.
 _CHECK_TIMEOUT_SECONDS = 8.0
@@ -40,7 +40,7 @@ def check_endpoint(model: ModelSection, settings: EndpointSection) -> None:
     try:
         served = _list_models(settings)
     except openai.APIConnectionError as error:
-        reason = Failure.of(error).error
+        reason = engine_error_text(error)
         raise UserError(f"{settings.base_url}: no server answers ({reason}) (runtime.endpoint.base_url)") from None
     except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
         raise _refused_key(settings, error) from None

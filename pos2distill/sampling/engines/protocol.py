@@ -73,13 +73,16 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
-        """A failure with the type and the first line of an exception, or of its cause if it has one."""
-        # An engine's own exception often says less than its cause.
-        cause = error.__cause__ or error
-        lines = str(cause).strip().splitlines()
-        if not lines:
-            return cls(type(cause).__name__)
-        return cls(f"{type(cause).__name__}: {lines[0]}")
+        """A failure whose reason is `engine_error_text`."""
+        return cls(engine_error_text(error))
+
+
+def engine_error_text(error: BaseException) -> str:
+    """The type and the first line of an exception, or of its cause if it has one."""
+    # An engine's own exception often says less than its cause.
+    cause = error.__cause__ or error
+    lines = str(cause).strip().splitlines()
+    return f"{type(cause).__name__}: {lines[0]}" if lines else type(cause).__name__
 
 
 GenerationResult = Completion | TextCompletion | Failure

@@ -17,7 +17,14 @@ from pos2distill.errors import MachineError, UserError
 from pos2distill.models.load import context_length, load_config
 from pos2distill.models.rope.layer_scales import resolve_scales
 from pos2distill.records import Tokens, TopKLogprobs
-from pos2distill.sampling.engines.protocol import Completion, EngineDied, Failure, GenerationResult, SamplingParams
+from pos2distill.sampling.engines.protocol import (
+    Completion,
+    EngineDied,
+    Failure,
+    GenerationResult,
+    SamplingParams,
+    engine_error_text,
+)
 from pos2distill.sampling.engines.vllm_arguments import engine_arguments
 from pos2distill.sampling.reaper import start_reaper
 
@@ -223,7 +230,7 @@ class VllmEngine:
             # vLLM 0.32 raises this for any failure, and also for a prompt that it cannot use.
             if isinstance(error.__cause__, self._classes.request_errors):
                 return Failure.of(error)
-            raise _RequestLost(Failure.of(error).error) from error
+            raise _RequestLost(engine_error_text(error)) from error
 
     async def _request(self, prompt: Tokens, params: SamplingParams, seed: int) -> Completion:
         request = self._classes.params(

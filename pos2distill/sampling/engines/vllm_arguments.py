@@ -82,21 +82,21 @@ def check_engine_args(model: ModelSection, settings: VllmSection, *, device: str
     known = argument_names()
     determined = _determined_arguments(model, settings, (), device=device).keys()
     for name in model.engine_args:
-        place = f"model.engine_args: {name}"
+        field = f"model.engine_args: {name}"
         if name not in known:
-            raise UserError(f"{place}: vLLM has no such argument{did_you_mean_one(name, known)}")
+            raise UserError(f"{field}: vLLM has no such argument{did_you_mean_one(name, known)}")
         if name in _SETTINGS:
-            raise UserError(f"{place}: is {_SETTINGS[name]}; set that")
+            raise UserError(f"{field}: is {_SETTINGS[name]}; set that")
         for section, fields in (("model", ModelSection.model_fields), ("runtime.vllm", VllmSection.model_fields)):
             if name in fields:
-                raise UserError(f"{place}: is {section}.{name}; set that")
+                raise UserError(f"{field}: is {section}.{name}; set that")
         if name in determined:
-            raise UserError(f"{place}: sampling depends on our value of it; leave it out")
+            raise UserError(f"{field}: sampling depends on our value of it; leave it out")
         if name in _REASONS:
-            raise UserError(f"{place}: {_REASONS[name]}")
+            raise UserError(f"{field}: {_REASONS[name]}")
         if name.endswith("_parallel_size") or name.startswith("data_parallel") or name in _OF_SEVERAL_NODES:
             raise UserError(
-                f"{place}: an engine is divided by runtime.vllm.tensor_parallel_size alone; for more engines set "
+                f"{field}: an engine is divided by runtime.vllm.tensor_parallel_size alone; for more engines set "
                 f"runtime.samplers.max"
             )
 

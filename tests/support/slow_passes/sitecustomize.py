@@ -1,7 +1,7 @@
 """Python runs this file at the start of every process that has its folder in PYTHONPATH.
 
-There, a pass of training takes `PASS_SECONDS` longer while the file exists that SLOW_PASSES_WHILE names. So a step is
-long on a machine of any speed, and keeps no core busy.
+There, a pass of training takes `PASS_SECONDS` longer, from the step SLOW_PASSES_FROM on, while the file exists that
+SLOW_PASSES_WHILE names. So these steps are long on a machine of any speed, and keep no core busy.
 """
 
 import importlib.abc
@@ -39,14 +39,20 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _slow_down(trainer: Any) -> None:
-    forward = trainer._forward
+    forward, step = trainer._forward, trainer._step
+    is_slow = False
+
+    def slow_step(self: Any, prepared: Any, number: int, *arguments: Any) -> Any:
+        nonlocal is_slow
+        is_slow = number >= int(os.environ["SLOW_PASSES_FROM"])
+        return step(self, prepared, number, *arguments)
 
     def slow_forward(self: Any, *arguments: Any) -> Any:
-        if os.path.exists(os.environ["SLOW_PASSES_WHILE"]):
+        if is_slow and os.path.exists(os.environ["SLOW_PASSES_WHILE"]):
             time.sleep(PASS_SECONDS)
         return forward(self, *arguments)
 
-    trainer._forward = slow_forward
+    trainer._step, trainer._forward = slow_step, slow_forward
 
 
 if "SLOW_PASSES_WHILE" in os.environ:
