@@ -143,7 +143,7 @@ class NodeGroup(Section):
         0,
         ge=0,
         description="Minimum number of nodes, which stay even when idle. For a job that does not train, 0 nodes for "
-        "training.",
+        "training (in a queue only with job.elastic).",
     )
     max: int = Field(ge=1, le=100_000, description="Maximum number of nodes.")
     spot: bool = Field(True, description="Use spot machines, which the cloud may reclaim. Always false for training.")

@@ -11,7 +11,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pydantic
 
 from pos2distill import __version__
@@ -26,7 +25,7 @@ from pos2distill.urls import storage_errors
 
 from .artifact_names import SAMPLES
 
-_FILE = "provenance.json"
+PROVENANCE_FILE = "provenance.json"
 UNFINISHED_FILE = "provenance-unfinished.json"  # for samples that are not published yet, so that they can be inspected
 
 
@@ -112,7 +111,7 @@ def record_provenance(artifact: Artifact, provenance: Provenance, stage: str, in
     is_finished = artifact.is_finished
     if not is_finished and (artifact.name != SAMPLES or not artifact.fs.exists(artifact.path)):
         return
-    file = _FILE if is_finished else UNFINISHED_FILE
+    file = PROVENANCE_FILE if is_finished else UNFINISHED_FILE
     if is_finished:
         artifact.remove(UNFINISHED_FILE)
         if artifact.fs.exists(f"{artifact.path}/{file}"):
@@ -127,32 +126,32 @@ def read_provenance(artifact: Artifact) -> Provenance | None:
     Raises:
         UserError: if the record is corrupt.
     """
-    return provenance_in(artifact.fs, artifact.path, artifact.url)
-
-
-def provenance_in(fs: fsspec.AbstractFileSystem, folder: str, url: str) -> Provenance | None:
-    """As `read_provenance`, of any folder.
-
-    Args:
-        url: that of the folder.
-    """
-    with storage_errors(url, "runtime.storage"):
-        content = read_if_any(fs, f"{folder}/{_FILE}")
+    with storage_errors(artifact.url, "runtime.storage"):
+        content = read_if_any(artifact.fs, f"{artifact.path}/{PROVENANCE_FILE}")
         if content is None:
-            content = read_if_any(fs, f"{folder}/{UNFINISHED_FILE}")
+            content = read_if_any(artifact.fs, f"{artifact.path}/{UNFINISHED_FILE}")
     if content is None:
         return None
     try:
-        return _PROVENANCE.validate_json(content)
+        return parse_provenance(content)
     except ValueError:
-        raise corrupt_provenance(url) from None
+        raise corrupt_provenance(artifact.url) from None
+
+
+def parse_provenance(content: bytes) -> Provenance:
+    """The record in a file's content.
+
+    Raises:
+        ValueError: if it is none of this version.
+    """
+    return _PROVENANCE.validate_json(content)
 
 
 def corrupt_provenance(url: str) -> UserError:
     """The error of an artifact whose record cannot be used."""
     return UserError(
-        f"{url}/{_FILE}: corrupt, or of another version; expected how the artifact was made; delete {url} and run "
-        f"again to make it again"
+        f"{url}/{PROVENANCE_FILE}: corrupt, or of another version; expected how the artifact was made; delete {url} "
+        f"and run again to make it again"
     )
 
 

@@ -85,7 +85,10 @@ _ASSIGNMENT = re.compile(
     r"(?<![\w.-])([A-Za-z][A-Za-z0-9_.-]{1,60})([\"']?)[ \t]{0,4}[:=][ \t]{0,4}([\"']?)(?=([^\s\"',;&{}\[\]()]{6,}))"
 )
 _PASSWORD = re.compile("passw|passphrase")
-_COMPOUND_PASS = re.compile("[_.]pass$|[a-z]Pass$|PASS$")
+_COMPOUND_PASS = re.compile("[_.]pass$|[a-z]Pass$|[A-Z_]PASS$")
+_PASS = re.compile("pass$", re.IGNORECASE)
+# What follows a word of a sentence: another one.
+_MORE_WORDS = re.compile(r"[,;]?[ \t]+[^\s#]")
 _RANDOM_LENGTH = 12  # characters of a value that is random
 
 
@@ -186,17 +189,25 @@ def _named_values(text: str, *, quoted: bool) -> Iterator[str]:
         name, value = match[1], match[4]
         if (quoted and not match[3]) or not _names_secret(name) or _is_reference(value):
             continue
-        # What follows a path, as in `runs/my-password: expected a folder`, is a message on it.
-        follows_path = text[: match.start()].endswith("/") and match[0].endswith(": ")
         # The vocabulary of a tokenizer maps words such as `password` to numbers.
-        is_password = _names_password(name) and not follows_path and not value.isdecimal()
+        is_password = _is_password(match, text) and not value.isdecimal()
         if is_password or _is_random(value):
             yield value
 
 
-def _names_password(name: str) -> bool:
-    """Whether a name is a password's. `pass` by itself, or after a hyphen, is a plain word."""
-    return _PASSWORD.search(name.lower()) is not None or _COMPOUND_PASS.search(name) is not None
+def _is_password(assignment: "re.Match[str]", text: str) -> bool:
+    """Whether the name is a password's, and the text is no sentence about a path or a pass."""
+    name, quote, opening_quote, value = assignment.groups()
+    is_unquoted = not quote and not opening_quote and assignment[0].endswith(": ")
+    is_sentence = is_unquoted and _MORE_WORDS.match(text, assignment.end() + len(value)) is not None
+    if _PASSWORD.search(name.lower()):
+        # `runs/my-password: expected a folder` is a message on a path.
+        follows_path = text[: assignment.start()].endswith("/")
+        return not (is_sentence and follows_path)
+    if _COMPOUND_PASS.search(name):
+        return True
+    # By itself, or after a hyphen, a word of sentences too.
+    return _PASS.search(name) is not None and not is_sentence
 
 
 def _is_random(value: str) -> bool:

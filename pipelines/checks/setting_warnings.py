@@ -27,6 +27,7 @@ def warn_of_settings(recipe: Recipe, pending: Sequence[Stage]) -> None:
     """Print what a user would want to know before the stages run that are not finished."""
     warnings = itertools.chain(
         _unused_method_settings(recipe.study),
+        _unused_sampling(recipe.study),
         _unused_inference(recipe.study, pending),
         _unused_server_settings(recipe),
         _other_precision_results(recipe, pending),
@@ -78,6 +79,12 @@ def _unused_method_settings(study: Study) -> Iterator[str]:
         yield "inference.search: has no effect, since inference.scales are given"
     if method.view not in ("skip", "cyclic") and method.view_weight != type(method).model_fields["view_weight"].default:
         yield f"method.view_weight: has no effect, since method.view is {method.view}"
+
+
+def _unused_sampling(study: Study) -> Iterator[str]:
+    """A choice of tokens where the most likely one is taken."""
+    if study.sampling.top_p < 1 and not study.sampling.temperature:
+        yield "sampling.top_p: has no effect, since sampling.temperature is 0"
 
 
 def _unused_inference(study: Study, pending: Sequence[Stage]) -> Iterator[str]:

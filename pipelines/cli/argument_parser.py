@@ -37,7 +37,7 @@ def reject_unknown(parser: OneLineParser, options: argparse.Namespace, remaining
     unknown = [word for word in remaining if word.startswith("-") or not takes_settings]
     if not unknown:
         return
-    hint = _hint(parser, options.command, unknown[0])
+    hint = _hint(parser, options.command, unknown[0]) if "." not in unknown[0].partition("=")[0] else ""
     if not hint and takes_settings:
         hint = _setting_hint(unknown[0]) or "; a setting is given as section.field=value, such as training.epochs=2"
     parser.commands[options.command].error(f"unrecognized arguments: {' '.join(unknown)}{hint}")

@@ -188,8 +188,6 @@ def _format_sweep_row(row: Mapping[str, Any]) -> str:
 
 
 def _runs(options: argparse.Namespace) -> None:
-    from pos2distill.evaluation.formatting import format_gap
-
     from ..results.comparison import list_runs
 
     runs = list_runs(options.folder)
@@ -218,7 +216,8 @@ def _runs(options: argparse.Namespace) -> None:
             print(f"{run['report']}  {run['name']}: of an earlier version")
             continue
         mean = " to ".join(f"{value:.3f}" for value in run["mean"])
-        gap = "; after ".join(map(format_gap, run["gap"], run["gap_ci95"], run["gap_corrected"]))
+        gaps = zip(run["gap"], run["gap_ci95"], run["gap_corrected"], run["why_gap_is_meaningless"], strict=True)
+        gap = "; after ".join(_format_gap(*each) for each in gaps)
         what = run["model"] if run["method"] == "none" else run["method"]
         what += _format_inference(run)
         data = f"{run['dataset']}, {run['documents']} documents, {run['questions']} questions"
@@ -226,7 +225,6 @@ def _runs(options: argparse.Namespace) -> None:
 
 
 def _compare(options: argparse.Namespace) -> None:
-    from pos2distill.evaluation.formatting import format_gap
     from pos2distill.evaluation.scores import position_order
 
     from ..results.comparison import compare_runs
@@ -250,11 +248,11 @@ def _compare(options: argparse.Namespace) -> None:
     means = [f"{entry['mean']:8.3f}" for entry in entries]
     print(f"    mean{''.join(means)}\n")
     for number, entry in enumerate(entries):
-        gap = f"GAP {format_gap(entry['gap'], entry['gap_ci95'], entry['gap_corrected'])}"
-        print(f"[{number}]: {gap if entry['mean'] else 'no answer is correct, so the GAP means nothing'}")
+        gap = (entry[name] for name in ("gap", "gap_ci95", "gap_corrected", "why_gap_is_meaningless"))
+        print(f"[{number}]: GAP {_format_gap(*gap)}")
     for difference in result["differences"]:
         of, less = difference["of"], difference["less"]
-        has_gaps = bool(entries[of]["mean"] and entries[less]["mean"])
+        has_gaps = all(entries[each]["why_gap_is_meaningless"] is None for each in (of, less))
         print(f"[{of}] - [{less}]: {_format_difference(difference, has_gaps=has_gaps)}")
 
 
@@ -308,8 +306,14 @@ def _format_inference(entry: Mapping[str, Any]) -> str:
     return f" with {method} {smallest:g}" + (f" to {largest:g}" if len(scales) > 1 else "")
 
 
+def _format_gap(gap: float, interval: tuple[float, float], corrected: float, why_meaningless: str | None) -> str:
+    from pos2distill.evaluation.formatting import format_gap
+
+    return f"means nothing ({why_meaningless})" if why_meaningless else format_gap(gap, interval, corrected)
+
+
 def _format_difference(difference: dict[str, Any], *, has_gaps: bool) -> str:
-    """has_gaps: whether both models gave correct answers; a GAP of wrong answers alone means nothing."""
+    """has_gaps: whether the GAPs of both models mean something."""
     if not difference["questions"]:
         return "other questions, positions, documents or metric, so there is no paired difference"
     low, high = difference["ci95"]

@@ -71,7 +71,8 @@ def load_evaluated_recipe(options: argparse.Namespace, overrides: list[str]) -> 
         # Without a recipe, the first override is in its place.
         if "=" not in options.recipe:
             # The shell has replaced a pattern by several files.
-            quote = "; put a pattern of several files in quotes" if os.path.isfile(options.recipe) else ""
+            is_data = os.path.isfile(options.recipe) and not options.recipe.endswith((".yaml", ".yml"))
+            quote = "; put a pattern of several files in quotes" if is_data else ""
             raise UserError(
                 f"evaluate: {options.recipe}: expected either a RECIPE or --model and --data, not both{quote}"
             )

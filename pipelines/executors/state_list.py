@@ -61,20 +61,25 @@ class StateList:
         """Make the list and the states agree, before a run that alone has the lease of the storage.
 
         States that are not listed, since their upload was cut off, are removed: they would fill the disk. Listed states
-        that are missing are taken off the list, with a warning: they would count among those that are kept. Several
-        states without a list stay, with a warning, since somebody may have lost it; a single one was cut off.
+        that are missing are taken off the list, with a warning: they would count among those that are kept. A single
+        state without a list was cut off; several have lost it, and training that began again would remove them.
 
         Raises:
-            UserError: if the list is corrupt, or all listed states are missing.
+            UserError: if the list is corrupt or lost, or all listed states are missing.
         """
         with storage_errors(checkpoint.url, "runtime.storage"):
             content, paths = self._content(checkpoint), self._paths(checkpoint)
             if content is None and len(paths) > 1:
-                warn(
-                    f"{self._url(checkpoint)}/{self.file}: missing, so that training begins again; left beside it: "
-                    f"{', '.join(sorted(paths))}"
+                raise UserError(
+                    f"{self._url(checkpoint)}/{self.file}: missing, the list of the training states beside it "
+                    f"({', '.join(sorted(paths))}); copy it back from a backup, or "
+                    f"{train_again_hint(checkpoint, self.folder)}"
                 )
-                return
+            if content is None and paths:
+                warn(
+                    f"{self._url(checkpoint)}/{next(iter(paths))}: not listed in {self.file}, since its upload was cut "
+                    f"off; training begins again"
+                )
             listed = {} if content is None else self._parsed(checkpoint, content)
             present = _present_among(listed, paths)
             if listed and not present:

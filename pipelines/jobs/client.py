@@ -24,6 +24,8 @@ _REASON_LENGTH = 200
 
 def reason_of(error: Exception) -> str:
     """What an error of the job API says, in one line."""
+    if isinstance(error, UserError):
+        return str(error)
     if isinstance(error, AuthenticationError):
         # Ray 2.60 appends advice about tokens, which does not fit a proxy's refusal.
         text = error.message
@@ -33,6 +35,25 @@ def reason_of(error: Exception) -> str:
         # the status code.
         text = lines[-1 if "Traceback" in lines[0] else 0]
     return collapse_whitespace(text, _REASON_LENGTH)
+
+
+class RequestFailures:
+    """Prints each error once, until requests succeed or the error changes: the log's end says how the job ended."""
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self._shown = ""
+
+    def show(self, error: Exception) -> None:
+        """Print the error, unless it is the one that was printed last."""
+        reason = reason_of(error)
+        if reason != self._shown:
+            print(f"{self._job}: {reason}; trying again", flush=True)
+            self._shown = reason
+
+    def end(self) -> None:
+        """Requests succeed again, so that the next error is a new one."""
+        self._shown = ""
 
 
 class _Client(JobSubmissionClient):

@@ -7,7 +7,7 @@ import time
 from pos2distill.errors import UserError
 from pos2distill.node_pools import JOB_DASHBOARD_VARIABLE
 
-from .client import REQUEST_ERRORS, connect
+from .client import REQUEST_ERRORS, RequestFailures, connect, reason_of
 
 _STOP_SECONDS = 60.0
 # The head may be busy. A job that cannot be stopped is retried in vain, on new clusters.
@@ -29,18 +29,16 @@ def stop_own_job(why: str) -> None:
     if job is None:
         return  # a command that somebody runs in the head's pod
     print(why, flush=True)
-    give_up_at, shown = time.monotonic() + _TRY_SECONDS, ""
+    give_up_at, failures = time.monotonic() + _TRY_SECONDS, RequestFailures(job)
     while True:
         try:
             connect(os.environ[JOB_DASHBOARD_VARIABLE]).stop_job(job)
             break
         except (UserError, *REQUEST_ERRORS) as error:
             if time.monotonic() > give_up_at:
-                print(f"the job could not be stopped: {error}", flush=True)
+                print(f"{job} could not be stopped: {reason_of(error)}", flush=True)
                 return
-            if str(error) != shown:
-                shown = str(error)
-                print(f"the job cannot be stopped yet: {error}", flush=True)
+            failures.show(error)
         time.sleep(_RETRY_SECONDS)
     # Ray ends this process. If it ended by itself before, the job would have failed.
     time.sleep(_STOP_SECONDS)

@@ -17,7 +17,7 @@ from ray.job_submission import JobDetails, JobSubmissionClient
 from pos2distill.errors import UserError
 from pos2distill.node_pools import DEADLINE_PASSED, JOB_DEADLINE_VARIABLE
 
-from .client import REQUEST_ERRORS, connect, reason_of
+from .client import REQUEST_ERRORS, RequestFailures, connect
 from .follow import follow
 
 RETRY_SECONDS = 5.0
@@ -46,7 +46,7 @@ def run_to_end(address: str, job: str, entrypoint: str) -> JobDetails:
 
     There is no limit to failures: KubeRay ends this process when it gives up on the job.
     """
-    failures = _Failures(job)
+    failures = RequestFailures(job)
     while True:
         try:
             client = connect(address)
@@ -68,7 +68,7 @@ def stop_at(address: str, job: str, deadline: float, ended: threading.Event) -> 
     if ended.wait(max(0.0, deadline - time.time())):
         return
     print(f"{job}: {DEADLINE_PASSED}", flush=True)
-    failures = _Failures(job)
+    failures = RequestFailures(job)
     while not ended.is_set():
         try:
             client = connect(address)
@@ -78,25 +78,6 @@ def stop_at(address: str, job: str, deadline: float, ended: threading.Event) -> 
         except (UserError, *REQUEST_ERRORS) as error:  # also if the job is only about to be submitted
             failures.show(error)
         ended.wait(RETRY_SECONDS)
-
-
-class _Failures:
-    """Prints each error once, until requests succeed or the error changes: the log's end says how the job ended."""
-
-    def __init__(self, job: str) -> None:
-        self._job = job
-        self._shown = ""
-
-    def show(self, error: Exception) -> None:
-        """Print the error, unless it is the one that was printed last."""
-        reason = str(error) if isinstance(error, UserError) else reason_of(error)
-        if reason != self._shown:
-            print(f"{self._job}: {reason}; trying again", flush=True)
-            self._shown = reason
-
-    def end(self) -> None:
-        """Requests succeed again, so that the next error is a new one."""
-        self._shown = ""
 
 
 def _is_known(client: JobSubmissionClient, job: str) -> bool:

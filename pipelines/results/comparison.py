@@ -82,6 +82,7 @@ def _describe_report(path: str, content: Mapping[str, Any] | UserError) -> dict[
         "gap": [curve.gap for curve in summary.curves.values()],
         "gap_ci95": [list(curve.gap_ci95) for curve in summary.curves.values()],
         "gap_corrected": [curve.gap_corrected for curve in summary.curves.values()],
+        "why_gap_is_meaningless": [curve.why_gap_is_meaningless for curve in summary.curves.values()],
     }
 
 
@@ -117,7 +118,8 @@ def compare_runs(runs: list[str]) -> dict[str, Any]:
         runs: storages with a report or results of `evaluate`, such folders, artifacts with answers that they show, or
             folders with lm-evaluation-harness's answers to exported questions.
     Returns: `runs`, in order: report, name, path of the base model, method, positions, accuracy, interval, mean and GAP
-    (with its interval, and corrected) of each run's models; a base model that answered as an earlier one is left out.
+    (with its interval, corrected, and why it says nothing, if so) of each run's models; a base model that answered as
+    an earlier one is left out.
     `differences`, `of` one entry of `runs` `less` another, paired over so many `questions` (0 where prompts differ,
     without the other values): of each to the first one, or of a distilled model to its own base model; then of the last
     model of each run to that of the first run.
@@ -221,6 +223,7 @@ def _curve_values(curve: Curve) -> dict[str, Any]:
         "gap": curve.gap,
         "gap_ci95": list(curve.gap_ci95),
         "gap_corrected": curve.gap_corrected,
+        "why_gap_is_meaningless": curve.why_gap_is_meaningless,
     }
 
 

@@ -1,7 +1,6 @@
 """The gate of `evaluate`: the predictions that it compares with, and its limits."""
 
 import sys
-from contextlib import AbstractContextManager
 
 import pyarrow as pa
 
@@ -11,10 +10,10 @@ from pos2distill.errors import UserError, reworded
 from pos2distill.evaluation.gate import check_gate
 from pos2distill.evaluation.result import Evaluation
 from pos2distill.evaluation.scores import Grid, GridMismatch, to_grid
-from pos2distill.store.files import is_corrupt, read_table
-from pos2distill.urls import open_url
+from pos2distill.store.files import is_corrupt, read_if_any, read_table
+from pos2distill.urls import open_url, storage_errors
 
-from ..provenance import provenance_in
+from ..provenance import PROVENANCE_FILE, parse_provenance
 from ..stages.answers import PREDICTIONS, REFUSALS
 from .run_summaries import question_settings, read_run_summary
 
@@ -54,11 +53,18 @@ def _require_same_task(path: str, study: Study) -> None:
     A file by itself, without the record of how it was made, is taken as it is.
     """
     fs, file = open_url(path, "--baseline")
-    with _errors_name_baseline():
-        provenance = provenance_in(fs, file.rpartition("/")[0], path.rpartition("/")[0] or ".")
-    if provenance is None:
+    with storage_errors(path, "--baseline"):
+        record = read_if_any(fs, f"{file.rpartition('/')[0]}/{PROVENANCE_FILE}")
+    if record is None:
         return
-    own, others = question_settings(study.model_dump(mode="json")), question_settings(provenance.settings)
+    try:
+        others = question_settings(parse_provenance(record).settings)
+    except (ValueError, KeyError, TypeError):
+        raise UserError(
+            f"--baseline: {path}: the {PROVENANCE_FILE} beside it is corrupt, or not of this program; evaluate that "
+            f"model again, or move the baseline to a folder of its own"
+        ) from None
+    own = question_settings(study.model_dump(mode="json"))
     for name, value in others.items():
         if value != own[name]:
             raise UserError(
@@ -73,13 +79,9 @@ def _predictions_of(url: str) -> str:
     fs, file = open_url(path, "--baseline")
     if fs.exists(file):
         return path
-    with _errors_name_baseline():
+    with reworded(lambda message: f"--baseline: {message}"):
         summary = read_run_summary(url)
     return f"{summary.answers(list(summary.curves)[-1]).url}/{PREDICTIONS}"
-
-
-def _errors_name_baseline() -> AbstractContextManager[None]:
-    return reworded(lambda message: f"--baseline: {message}")
 
 
 def check_evaluation(gate: Gate, study: Study, evaluation: Evaluation, baseline: Grid | None) -> None:

@@ -107,7 +107,7 @@ def read_summaries(folder: str) -> dict[str, dict[str, Any] | UserError]:
         reports = [_parent(path) for path in list_matching(fs, root, f"{storages}{REPORT_FOLDER}*/{SUMMARY}")]
         evaluations = [_parent(path) for path in list_matching(fs, root, f"{storages}{EVALUATION_FOLDER}*/{SUMMARY}")]
         summaries = {found: _summary_or_error(fs, found) for found in sorted(reports + evaluations)}
-    shown: dict[str, set[str]] = {}
+    shown: dict[str, set[_ShownAnswers]] = {}
     for report in reports:
         shown.setdefault(_parent(report), set()).update(_answers_shown(report, summaries[report]))
     for evaluation in evaluations:
@@ -117,12 +117,18 @@ def read_summaries(folder: str) -> dict[str, dict[str, Any] | UserError]:
     return summaries
 
 
-def _answers_shown(folder: str, summary: Mapping[str, Any] | UserError) -> set[str]:
-    """The folders of the answers that a summary shows; empty of one that cannot be read, or of a sweep."""
+_ShownAnswers = tuple[str, tuple[float, ...]]
+"""The folder of a model's answers, and their accuracy by slot: those of a model that is trained again have the same
+folder."""
+
+
+def _answers_shown(folder: str, summary: Mapping[str, Any] | UserError) -> set[_ShownAnswers]:
+    """The answers that a summary shows; none of one that cannot be read, or of a sweep."""
     if isinstance(summary, UserError) or not is_complete(summary):
         return set()
     with contextlib.suppress(UserError):
-        return set(to_run_summary(folder, summary).artifacts.values())
+        run = to_run_summary(folder, summary)
+        return {(run.artifacts[model], curve.accuracy_by_slot) for model, curve in run.curves.items()}
     return set()
 
 

@@ -42,6 +42,4 @@ class SamplingSection(Section):
             raise ValueError(
                 f"candidates: {self.candidates} greedy responses would all be the same; set sampling.temperature"
             )
-        if self.top_p < 1 and not self.temperature:
-            raise ValueError(f"top_p: {self.top_p:g} changes nothing of greedy responses; set sampling.temperature")
         return self

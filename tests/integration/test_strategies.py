@@ -2,11 +2,13 @@
 
 import functools
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.constants
 import pyarrow as pa
 import pytest
 import torch
@@ -29,6 +31,7 @@ from pos2distill.training.teachers import build_teacher
 from scripts.model_families import save_tiny
 from tests.support.commands import run_distill, run_sample
 from tests.support.experts import mixture_in_bfloat16, tensors_of
+from tests.support.hub_server import COMMIT
 from tests.support.ranks import process_group, run_processes
 from tests.support.results import artifact_of, read_steps, training_ids
 from tests.support.samples import no_stream
@@ -289,6 +292,29 @@ def load_by_zero3(rank: int, recipe: Recipe, folder: str) -> None:
         with deepspeed.zero.GatheredParameters(list(lm.parameters())):
             weights = {name: weight.detach().clone() for name, weight in lm.state_dict().items()}
         torch.save({"weights": weights, "merged on": devices}, f"{folder}/{rank}.pt")
+
+
+def test_zero3_loads_a_hub_model_that_this_machine_has_not_checked(
+    make_recipe: Callable[..., Recipe], tiny_model_path: str, tmp_path: Path
+) -> None:
+    """As on a machine that only trains. The check builds the model without weights, which DeepSpeed must not shard."""
+    repository = tmp_path / "cache" / "models--me--a-model"
+    shutil.copytree(tiny_model_path, repository / "snapshots" / COMMIT)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    (tmp_path / "temporary").mkdir()
+    recipe = make_recipe(model={"path": "me/a-model", "dtype": "float32"}, method={"name": "seqkd"})
+    run_processes(export_hub_model_by_zero3, 2, recipe, str(tmp_path))
+    assert len(list((tmp_path / "temporary").glob("*/checked-models/*.lock"))) == 1
+    initial, exported = tensors_of(Path(tiny_model_path)), tensors_of(tmp_path / "exported")
+    assert initial.keys() == exported.keys()
+    assert all(torch.equal(exported[name], weight) for name, weight in initial.items())
+
+
+def export_hub_model_by_zero3(rank: int, recipe: Recipe, folder: str) -> None:
+    huggingface_hub.constants.HF_HUB_CACHE = f"{folder}/cache"
+    tempfile.tempdir = f"{folder}/temporary"
+    export_by_zero3(rank, recipe, folder)
 
 
 class GradientRecorder:

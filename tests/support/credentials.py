@@ -91,6 +91,9 @@ def _rows() -> tuple[tuple[str, str, str, str], ...]:
             "db_pass: ",
         ),
         _row("setting of a mailer", "letmein", "userPass="),
+        _row("mailer in TOML", "correct-horse", 'pass = "', '"'),
+        _row("mailer in JSON", "correct-horse", '{"smtp-pass": "', '"}'),
+        _row("mailer in an environment", "correcthorse", "smtp-pass="),
         _row("joined variable", _chars(18) + "123a", "HFTOKEN="),
         _row("GitLab variable", _chars(18) + "123a", "GITLAB_PAT="),
         _row("MLflow variable", "pw" + _chars(12), "MLFLOW_TRACKING_PASSWORD="),
@@ -113,6 +116,7 @@ UUID = "3f2b8c1e-9d4a-4c6b-8e7f-0a1b2c3d4e5f"
 # Strings that a search for secrets may take for one.
 HARMLESS = (
     "Second pass: smaller rate",
+    "PASS: everything is fine",
     "runs/first-pass: expected a new or empty folder",
     "runs/first-password: expected a new or empty folder",
     f"GIT_COMMIT={COMMIT}",

@@ -16,6 +16,7 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from pos2distill.config import ModelSection, Study, TrainersSection
 from pos2distill.environment import set_deepspeed_variables
+from pos2distill.models.downloaded import checked_folder
 from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import load_model, non_persistent_buffers, torch_dtype, weight_dtypes
 from pos2distill.models.packing import ResponseBatch
@@ -185,6 +186,8 @@ class _ShardedLoader:
     """
 
     def __init__(self, model: ModelSection, dtype: torch.dtype) -> None:
+        # The check of a hub model that this machine has not loaded before builds a model without weights too.
+        checked_folder(model)
         self.model = model
         self.dtype = dtype
         self.buffers = non_persistent_buffers(model, dtype)

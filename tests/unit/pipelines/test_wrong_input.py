@@ -118,7 +118,6 @@ SETTINGS = [
     ("sampling.temperature=-1", "sampling.temperature: "),
     ("sampling.top_p=0", "sampling.top_p: input should be greater than 0"),
     ("sampling.top_p=1.1", "sampling.top_p: "),
-    ("sampling.top_p=0.9", "sampling.top_p: 0.9 changes nothing of greedy responses; set sampling.temperature"),
     ("data.documents=1000000000", "data.documents: input should be less than or equal to 100000"),
     ("sampling.max_new_tokens=0", "sampling.max_new_tokens: "),
     ("sampling.max_new_tokens=512", "sampling.max_new_tokens: 512, but prompt and response together may have 512"),

@@ -71,6 +71,7 @@ def warnings_if_finished(capsys: pytest.CaptureFixture[str]) -> Callable[[Recipe
             {"inference": {"method": "lpes", "scales": [1, 2], "search": {"gamma": 0.5}}},
             "warning: inference.search: has no effect, since inference.scales are given",
         ),
+        ({"sampling": {"top_p": 0.9}}, "warning: sampling.top_p: has no effect, since sampling.temperature is 0"),
         ({"method": {"view_weight": 3}}, "warning: method.view_weight: has no effect, since method.view is none"),
         (
             {"method": {"name": "seqkd", "view": "pose", "view_weight": 3}},

@@ -91,19 +91,24 @@ def test_repair_removes_a_single_state_without_a_list(kept: Kept, capsys: pytest
     kept.save(3)
     kept.states.repair(kept.artifact)
     assert kept.names() == []
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == (
+        f"warning: {kept.url}/{kept.name(3)}: not listed in {kept.states.file}, since its upload was cut off; training "
+        f"begins again\n"
+    )
 
 
-def test_repair_leaves_states_without_a_list(kept: Kept, capsys: pytest.CaptureFixture[str]) -> None:
-    """Somebody may have lost it, and may have a copy."""
+def test_repair_rejects_states_without_a_list(kept: Kept) -> None:
+    """Somebody may have lost it, and may have a copy. The list of a new training would not have them."""
     kept.save(3, 6)
     assert kept.states.present(kept.artifact) == {}
-    kept.states.repair(kept.artifact)
-    assert kept.names() == [kept.name(3), kept.name(6)]
-    assert capsys.readouterr().err == (
-        f"warning: {kept.url}/{kept.states.file}: missing, so that training begins again; left beside it: "
-        f"{kept.name(3)}, {kept.name(6)}\n"
-    )
+    for _ in range(2):
+        with pytest.raises(UserError) as caught:
+            kept.states.repair(kept.artifact)
+        assert str(caught.value) == (
+            f"{kept.url}/{kept.states.file}: missing, the list of the training states beside it ({kept.name(3)}, "
+            f"{kept.name(6)}); copy it back from a backup, or remove {kept.url} to train again from the samples"
+        )
+        assert kept.names() == [kept.name(3), kept.name(6)]
 
 
 @pytest.mark.parametrize(

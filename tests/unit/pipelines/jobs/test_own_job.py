@@ -74,7 +74,7 @@ def test_main_stops_its_own_job_once_the_dashboard_answers(
     assert Client.stopped == [("http://127.0.0.1:8265", "nq-x7k2p")]
     assert capsys.readouterr().out.splitlines() == [
         NOT_RETRIED,
-        *(f"the job cannot be stopped yet: {reason}" for reason in ("503", "reset", "no cluster answers")),
+        *(f"nq-x7k2p: {reason}; trying again" for reason in ("503", "reset", "no cluster answers")),
     ]
 
 
@@ -87,7 +87,7 @@ def test_main_says_so_if_its_own_job_cannot_be_stopped(
     monkeypatch.setattr(own_job, "connect", connect)
     monkeypatch.setattr(own_job, "_TRY_SECONDS", -1.0)
     assert run(monkeypatch, UserError("data.path: not found")) == 2
-    assert capsys.readouterr().out == f"{NOT_RETRIED}\nthe job could not be stopped: reset\n"
+    assert capsys.readouterr().out == f"{NOT_RETRIED}\nnq-x7k2p could not be stopped: reset\n"
 
 
 def test_main_stops_its_own_job_where_its_gate_failed(

@@ -205,7 +205,7 @@ def test_stop_at_stops_a_job_that_a_new_head_runs_again(
 
 
 def test_failures_are_printed_again_after_a_success(capsys: pytest.CaptureFixture[str]) -> None:
-    failures = submitter._Failures(JOB)
+    failures = client.RequestFailures(JOB)
     for reason in ("no answer", "no answer", None, "no answer"):
         if reason is None:
             failures.end()

@@ -209,7 +209,10 @@ def test_baseline_of_other_documents_or_another_metric_is_rejected(
     assert evaluate("--fail-if-drop-above", "15", "--baseline", "kept") == 2
     (copy / "provenance.json").write_text("{")
     assert evaluate("--fail-if-drop-above", "15", "--baseline", str(copy)) == 2
-    assert f"error: --baseline: {copy}/provenance.json: corrupt" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith(
+        f"error: --baseline: {copy}/predictions.parquet: the provenance.json beside it is corrupt, or not of this "
+        f"program; evaluate that model again, or move the baseline to a folder of its own\n"
+    )
     provenance.settings["data"][name] = own
     baseline.write_json("provenance.json", asdict(provenance))
     assert evaluate("--fail-if-drop-above", "15", "--baseline", baseline.url) == 0

@@ -58,7 +58,7 @@ def test_runs_and_compare_print_gaps_with_interval_and_corrected(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gaps: dict[str, list[Any]] = {"gap": [0.35, 0.1], "gap_ci95": [[0.25, 0.45], [1e-6, 0.2]]}
-    gaps["gap_corrected"] = [0.33, -0.01]
+    gaps |= {"gap_corrected": [0.33, -0.01], "why_gap_is_meaningless": [None, None]}
     run: dict[str, Any] = {
         "report": "r",
         "name": "n",
@@ -309,14 +309,15 @@ def test_compare_gives_no_gap_of_a_model_without_a_correct_answer(
         "positions": ["1"],
     }
     entry |= {"accuracy": [0.5], "mean": 0.5, "gap": 0.25, "gap_ci95": [0.125, 0.5], "gap_corrected": 0.25}
-    nothing = entry | {"accuracy": [0.0], "mean": 0.0, "gap": 0.0, "gap_ci95": [0.0, 0.2], "gap_corrected": 0.0}
+    entry["why_gap_is_meaningless"] = None
+    nothing = entry | {"accuracy": [0.01], "mean": 0.01, "why_gap_is_meaningless": "hardly any answer is correct"}
     difference = {"of": 1, "less": 0, "questions": 9, "mean_difference": -0.5, "ci95": [-0.75, -0.25]}
     difference |= {"gap_change": -0.25, "gap_change_ci95": [-0.5, -0.125]}
     result = {"runs": [entry, nothing], "differences": [difference]}
     monkeypatch.setattr(comparison, "compare_runs", lambda runs: result)
     assert command("compare", "r", "r")[-3:] == [
         "[0]: GAP 0.250 [0.125, 0.500], corrected 0.250",
-        "[1]: no answer is correct, so the GAP means nothing",
+        "[1]: GAP means nothing (hardly any answer is correct)",
         "[1] - [0]: mean -0.500 [-0.750, -0.250] (paired over 9 questions, 95 % intervals)",
     ]
 
