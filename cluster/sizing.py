@@ -83,6 +83,8 @@ def check_gpu_memory(spec: ClusterSpec, job: JobCommand) -> None:
             _check_trainers(spec, cell)
         if "samplers" in pools:
             _check_samplers(spec, cell)
+        if "teachers" in pools:
+            _check_teachers(spec, cell)
 
 
 def _check_trainers(spec: ClusterSpec, recipe: Recipe) -> None:
@@ -145,6 +147,22 @@ def _check_samplers(spec: ClusterSpec, recipe: Recipe) -> None:
             f"{weights / vllm.tensor_parallel_size / 1e9:.0f} GB of a GPU, but vLLM has {max(available, 0) / 1e9:.0f} "
             f"GB of a GPU of {name}, {group.node.instance_type}; {remedy}"
         )
+
+
+def _check_teachers(spec: ClusterSpec, recipe: Recipe) -> None:
+    """The weights in the memory of one GPU, which is all that a teacher uses; it may run on every sampling group."""
+    study = recipe.study
+    if not recipe.runtime.teachers.gpus:
+        return
+    weights = WEIGHT_BYTES[study.model.dtype] * _parameters(spec, study.model.path)
+    for name, group in spec.sampling_groups.items():
+        memory = _gpu_memory(group.node)
+        if memory is not None and weights + ENGINE_RESERVE > memory:
+            raise UserError(
+                f"{recipe.name}: runtime.teachers.gpus: the teacher's weights take {weights / 1e9:.0f} GB of one GPU, "
+                f"but a GPU of {name}, {group.node.instance_type}, has {memory / 1e9:.0f} GB; set method.teacher to "
+                f"topk or resident, or use machines with larger GPUs"
+            )
 
 
 def hidden_state_bytes(spec: ClusterSpec, study: Study) -> float:

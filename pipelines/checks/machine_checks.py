@@ -23,7 +23,7 @@ from pos2distill.urls import open_url, storage_errors
 
 from .model_checks import count_parameters
 from .pending_run import PendingRun
-from .setting_warnings import warn_of_unused_local_gpus
+from .setting_warnings import warn_of_pools_on_cpus, warn_of_unused_local_gpus
 
 _CONNECT_SECONDS = 8.0  # so that the whole check takes less than 10 seconds
 _GIB = 1 << 30
@@ -110,15 +110,15 @@ def _probe_folder(folder: str) -> None:
 def check_gpus(run: PendingRun) -> None:
     """Warn if what is to run asks for GPUs and this machine has none: it would end only once it needs them.
 
-    Warn too if this machine has GPUs and nothing asks for them.
+    Warn too if this machine has GPUs and nothing asks for them, or not every pool.
 
     Raises:
         UserError: instead of the first warning, where no cluster can have the GPUs (`executor: local`).
     """
-    runtime = run.recipe.runtime
+    runtime, pools = run.recipe.runtime, run.model_pools
+    warn_of_pools_on_cpus(run.recipe, pools)
     if runtime.executor == "ray" and names_cluster():
         return
-    pools = run.model_pools
     warn_of_unused_local_gpus(run.recipe, pools, hardware.visible_gpus())
     wanted = [f"runtime.{name}.gpus" for name in pools if getattr(runtime, name).gpus > 0]
     if not wanted:

@@ -54,6 +54,21 @@ def warn_of_unused_local_gpus(recipe: Recipe, pools: Sequence[str], gpus: int) -
     warn_once(f"this machine has {found} that this run does not use; {install}add {settings} (docs/running.md)")
 
 
+def warn_of_pools_on_cpus(recipe: Recipe, pools: Sequence[str]) -> None:
+    """Print which pools run the model on CPUs while others use GPUs.
+
+    Args:
+        pools: those that run a model.
+    """
+    on_gpus = [pool for pool in pools if getattr(recipe.runtime, pool).gpus]
+    for pool in pools:
+        if on_gpus and pool not in on_gpus:
+            warn_once(
+                f"runtime.{pool}.gpus: 0, so {pool} run the model on CPUs, while {' and '.join(on_gpus)} use GPUs; "
+                f"set 1"
+            )
+
+
 def _settings_for_gpus(recipe: Recipe, pools: Sequence[str], gpus: int) -> list[str]:
     # Samplers and teachers run at the same time; in streamed mode trainers too.
     is_shared = gpus == 1 and "samplers" in pools and "teachers" in pools

@@ -73,6 +73,26 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def _one_process_uses_one_gpu(self) -> "Recipe":
+        pools = {"teachers": self.runtime.teachers.gpus}
+        if self.study.model.engine == "hf":
+            pools["samplers"] = self.runtime.samplers.gpus
+        for pool, gpus in pools.items():
+            if gpus > 1:
+                raise ValueError(f"runtime.{pool}.gpus: {gpus:g}, but each of them uses one GPU; set 1, and raise max")
+        return self
+
+    @model_validator(mode="after")
+    def _engines_fit_their_part_of_a_gpu(self) -> "Recipe":
+        gpus, part = self.runtime.samplers.gpus, self.runtime.vllm.gpu_memory_utilization
+        if self.study.model.engine == "vllm" and 0 < gpus < part and gpus < 1:
+            raise ValueError(
+                f"runtime.vllm.gpu_memory_utilization: {part:g}, but one sampler has {gpus:g} of a GPU "
+                f"(runtime.samplers.gpus); set {gpus:g} or less"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _endpoint_has_an_address(self) -> "Recipe":
         if self.study.model.engine == "openai" and self.runtime.endpoint.base_url is None:
             raise ValueError(

@@ -61,7 +61,7 @@ class TrainersSection(Section):
         True, description="Recompute activations in the backward pass, which saves memory and takes time."
     )
     cpus: float = Field(1.0, ge=0, description="CPUs of one worker.")
-    gpus: float = Field(0.0, ge=0, description="GPUs of one worker.")
+    gpus: float = Field(0.0, ge=0, le=1, description="GPUs of one worker: 0 or 1; a part of one for a single worker.")
     threads: int = Field(1, ge=1, description="PyTorch threads of one worker.")
     max_restarts: int = Field(
         3, ge=0, description="Restarts of all workers after the loss of one, before the run fails."
@@ -71,6 +71,13 @@ class TrainersSection(Section):
     def _workers_are_at_most_max_workers(self) -> "TrainersSection":
         if self.max_workers is not None and self.max_workers < self.workers:
             raise ValueError(f"max_workers: {self.max_workers} is less than workers, {self.workers}")
+        return self
+
+    @model_validator(mode="after")
+    def _several_workers_share_no_gpu(self) -> "TrainersSection":
+        # NCCL refuses two ranks on one GPU.
+        if 0 < self.gpus < 1 and (self.max_workers or self.workers) > 1:
+            raise ValueError(f"gpus: {self.gpus:g}, but several workers cannot share a GPU; set 1")
         return self
 
     @model_validator(mode="after")

@@ -131,11 +131,16 @@ def files_version(model: ModelSection) -> str:
     return _hash_states(_file_states(model.path))
 
 
-def copy_generation_config(model: ModelSection, folder: Path) -> None:
-    """Copy the base model's generation_config.json unchanged: transformers 5.19 refuses to write some it reads."""
-    source = Path(local_folder(model, weights=False)) / "generation_config.json"
-    if source.exists():
-        shutil.copyfile(source, folder / source.name)
+# transformers 5.19 refuses to write some of the first that it reads. Servers read the others of a multimodal model.
+_COPIED_FILES = ("generation_config.json", "preprocessor_config.json", "processor_config.json")
+
+
+def copy_other_configs(model: ModelSection, folder: Path) -> None:
+    """Copy those configs of the base model that are not written with the weights and the tokenizer."""
+    source = Path(local_folder(model, weights=False))
+    for name in _COPIED_FILES:
+        if (source / name).exists():
+            shutil.copyfile(source / name, folder / name)
 
 
 def read_license(model: ModelSection) -> str | None:

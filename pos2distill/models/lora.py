@@ -82,21 +82,23 @@ def adapters_off(lm: PreTrainedModel) -> Iterator[None]:
 
 
 def merge(
-    weights: Mapping[str, Tensor], lora: LoraSection, dtypes: Mapping[str, torch.dtype]
+    weights: dict[str, Tensor], lora: LoraSection, dtypes: Mapping[str, torch.dtype]
 ) -> tuple[dict[str, Tensor], float]:
     """The weights of a plain model, under its own names: W + (alpha / rank) B A, computed in fp32.
 
+    Sums are on the CPU, and what they replace is released: memory that holds the model in training holds it here too.
+
     Args:
-        weights: the weights of a model with adapters, as `state_dict` names them.
+        weights: the weights of a model with adapters, as `state_dict` names them. Only those of the adapters are left.
         dtypes: the dtypes to which the sums are rounded, by the plain model's names.
     Returns: the weights, and by how much rounding changed the update D = (alpha / rank) B A: |merged - W - D| / |D|
         over all adapted weights.
     """
     # peft 0.21 names a wrapped layer's weights `LAYER.base_layer.weight`, `LAYER.lora_A.NAME.weight` and `lora_B`.
     merged: dict[str, Tensor] = {}
-    for name, weight in weights.items():
+    for name in list(weights):
         if ".lora_" not in name:
-            merged[name.replace(".base_layer.", ".")] = weight
+            merged[name.replace(".base_layer.", ".")] = weights.pop(name)
     squared_error, squared_change = 0.0, 0.0
     for name, down_RI in weights.items():
         layer, is_adapter, _ = name.partition(".lora_A.")
@@ -106,7 +108,7 @@ def merge(
         weight_OI = merged[f"{layer}.weight"].float()
         change_OI = lora.alpha / lora.rank * (up_OR.float() @ down_RI.float())
         merged_OI = (weight_OI + change_OI).to(dtypes[f"{layer}.weight"])
-        merged[f"{layer}.weight"] = merged_OI
+        merged[f"{layer}.weight"] = merged_OI.cpu()
         squared_error += float((merged_OI.float() - weight_OI - change_OI).square().sum())
         squared_change += float(change_OI.square().sum())
     # Adapters that were never updated change nothing.

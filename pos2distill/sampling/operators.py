@@ -25,8 +25,8 @@ from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.generate import GenerationOperator
 from pos2distill.sampling.prompting import PromptKey, PromptSpec, build_evaluation_prompts, build_sample_prompts
 from pos2distill.store.artifacts import Artifact
-from pos2distill.store.samples import SampleStore
-from pos2distill.urls import open_url
+from pos2distill.store.samples import IntegerArray, SampleStore
+from pos2distill.urls import open_url, storage_errors
 
 TableFunction = Callable[[pa.Table], pa.Table]
 AsyncTableFunction = Callable[[pa.Table], Awaitable[pa.Table]]
@@ -180,16 +180,23 @@ def fetch_examples(batch: pa.Table, artifact: Artifact, file: str, per_example: 
         per_example: number of samples of each example. The indices count samples (`sample_ids`).
     Returns: a table of `EXAMPLE_SCHEMA`, in the batch's order. With several samples of an example, the column `number`
         holds the sample's number among them.
+    Raises:
+        TransientError: the storage does not answer.
     """
-    parquet = _open_parquet(artifact.url, file)
     index_N, number_N = np.divmod(batch["index"].to_numpy(), per_example)
+    with storage_errors(artifact.url, "runtime.storage"):
+        examples = _read_rows(_open_parquet(artifact.url, file), index_N)
+    return examples if per_example == 1 else examples.append_column("number", pa.array(number_N))
+
+
+def _read_rows(parquet: ParquetFile, index_N: IntegerArray) -> pa.Table:
+    """The rows at these indices, in their order."""
     # All row groups but the last have the same size, so a division finds the group of an example.
     group_size = parquet.metadata.row_group(0).num_rows
     # Only the row groups that hold one of these examples are read; `row_N` is an example's row among them.
     groups = np.unique(index_N // group_size)
     row_N = np.searchsorted(groups, index_N // group_size) * group_size + index_N % group_size
-    examples = parquet.read_row_groups(groups.tolist(), use_threads=False).take(row_N)
-    return examples if per_example == 1 else examples.append_column("number", pa.array(number_N))
+    return parquet.read_row_groups(groups.tolist(), use_threads=False).take(row_N)
 
 
 @functools.lru_cache(maxsize=4)
@@ -207,12 +214,14 @@ def store_samples(batch: pa.Table, artifact: Artifact, counter: SampleCounter, r
         return_samples: return the samples, for a trainer; otherwise only their ids.
     Raises:
         UserError: too many samples of the run have failed.
+        TransientError: the storage does not answer.
     """
     samples = to_samples(batch)
     if not len(samples):
         return samples if return_samples else samples.select(["sample_id"])
     # Before counting, which can end the run: a resumed run must find these samples.
-    SampleStore(artifact).append(samples)
+    with storage_errors(artifact.url, "runtime.storage"):
+        SampleStore(artifact).append(samples)
     counter.count_stored(samples["outcome"].to_pylist(), samples["error"].to_pylist(), samples["sample_id"].to_pylist())
     return samples if return_samples else samples.select(["sample_id"])
 

@@ -16,7 +16,7 @@ from pos2distill.config.method import Alignment
 from pos2distill.errors import UserError
 from pos2distill.models.hidden_states import hidden_to_bytes, response_hidden_states
 from pos2distill.models.load import load_model
-from pos2distill.models.memory import is_out_of_memory
+from pos2distill.models.memory import is_out_of_memory, model_must_fit
 from pos2distill.models.packing import collate
 from pos2distill.records import SAMPLE_SCHEMA, Tokens
 
@@ -41,7 +41,11 @@ class TeacherEncoder:
         self.dtype = model.dtype
         self.alignment = alignment
         self.device = device
-        self.model = load_model(model, device=device, packed=True)
+        with model_must_fit(
+            f"{model.path}: the teacher does not fit in the memory of one GPU, or in its part of it "
+            f"(runtime.teachers.gpus); set method.teacher to topk or resident, or use larger GPUs"
+        ):
+            self.model = load_model(model, device=device, packed=True)
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         """Add the columns `hidden` and `hidden_dtype`: the states at the responses that are kept.

@@ -3,8 +3,8 @@
 The loss is the pipeline's (`losses.kl`, `losses.objectives`), on one batch of whole examples: a test compares the two.
 What the pipeline adds is a global batch of any number of workers and passes, a stored teacher, and exact resumption.
 
-Shapes: E examples, N rows, L tokens of a padded row, R of the longest response, T response tokens of all rows,
-V vocabulary.
+Shapes: E examples, N rows, L tokens of a padded row, R of the longest response, T response tokens of all rows, t of
+them at once, H hidden size, V vocabulary.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,13 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, Trainer
 
 from pos2distill.config import MethodSection
-from pos2distill.losses.kl import forward_kl, mean_by_row
+from pos2distill.losses.kl import mean_by_row
 from pos2distill.losses.objectives import ANCHOR, row_coefficients
 from pos2distill.models.dropout import turn_dropout_off
+from pos2distill.models.head import FrozenHead, LogitTransform
+from pos2distill.models.loss_head import LossHead, compute_dtype
 from pos2distill.training.rows import RowBuilder, Sample
+from pos2distill.training.teachers import FullDistribution
 
 Feature = Mapping[str, Any]
 """One example: `prompts`, lists of token ids, one for each row; `slots`, the slot of the gold document in each of them,
@@ -148,37 +151,56 @@ class PositionDistillTrainer(Trainer):
     ) -> Any:
         """The sum of coefficient times row loss over the batch's rows; with outputs, also the row losses in nats."""
         mask_NR = inputs["response_mask"]
-        logits_TV = _response_logits(model, inputs)[mask_NR]
-        row_T = mask_NR.nonzero()[:, 0]
-        if self.method.loss == "kl":
-            loss_T = forward_kl(self._teacher_logits(inputs)[mask_NR], logits_TV)
-        else:
-            target_T = inputs["input_ids"][:, -mask_NR.shape[1] :][mask_NR]
-            loss_T = cross_entropy(logits_TV.float(), target_T, reduction="none")
-        loss_N = mean_by_row(loss_T, row_T, len(mask_NR))
+        # accelerate 1.15 does this for a call of the model, of which only the decoder is called here.
+        with self.accelerator.autocast():
+            loss_T = self._token_losses(self.accelerator.unwrap_model(model), inputs)
+        loss_N = mean_by_row(loss_T, mask_NR.nonzero()[:, 0], len(mask_NR))
         detached_N = loss_N.detach()
         coefficient_N = row_coefficients(self.method, detached_N, torch.zeros_like(detached_N), inputs["slots"])
         loss = (coefficient_N * loss_N).sum()
         return (loss, {"row_losses": detached_N}) if return_outputs else loss
 
+    def _token_losses(self, lm: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The loss of each response token, (T,). Logits are float32 whatever the model's dtype, as in the pipeline."""
+        mask_NR = inputs["response_mask"]
+        hidden_TH = _response_states(lm, inputs)[mask_NR]
+        transform = LogitTransform(lm.config)
+        if self.method.loss == "kl":
+            teacher = self._teacher_distribution(inputs, compute_dtype(hidden_TH))
+
+            def token_losses(raw_logits_tV: Tensor, chunk: slice) -> Tensor:
+                return teacher[chunk].kl(transform(raw_logits_tV))
+        else:
+            target_T = inputs["input_ids"][:, -mask_NR.shape[1] :][mask_NR]
+
+            def token_losses(raw_logits_tV: Tensor, chunk: slice) -> Tensor:
+                return cross_entropy(transform(raw_logits_tV), target_T[chunk], reduction="none")
+
+        losses_T: Tensor = LossHead(lm.get_output_embeddings())(hidden_TH, token_losses=token_losses)
+        return losses_T
+
     @torch.no_grad()
-    def _teacher_logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """(N, R, V): for each row those of the base model at the answered prompt of its example."""
+    def _teacher_distribution(self, inputs: Mapping[str, Tensor], dtype: torch.dtype) -> FullDistribution:
+        """For each row that of the base model at the answered prompt of its example. dtype: the student head's."""
         assert self.teacher is not None
         anchors_E, example_N = inputs["anchor_rows"].unique(return_inverse=True)
         answered = {name: value[anchors_E] for name, value in inputs.items()}
-        return _response_logits(self.teacher, answered)[example_N]
+        hidden_TH = _response_states(self.teacher, answered)[example_N][inputs["response_mask"]]
+        head: Any = self.teacher.get_output_embeddings()
+        bias_V = getattr(head, "bias", None)
+        return FullDistribution(
+            hidden_TH, FrozenHead(head.weight.to(dtype), bias_V, LogitTransform(self.teacher.config))
+        )
 
 
-def _response_logits(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-    """(N, R, V) logits that predict the last R tokens of every row."""
+def _response_states(lm: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    """(N, R, H): the states that enter the head and predict the last R tokens of every row."""
     longest = inputs["response_mask"].shape[1]
-    output = model(
+    output = lm.get_decoder()(
         input_ids=inputs["input_ids"],
         attention_mask=inputs["attention_mask"],
         position_ids=inputs["position_ids"],
         use_cache=False,
-        logits_to_keep=longest + 1,
     )
-    logits: Tensor = output.logits[:, :-1]  # the last position predicts the token after the response
-    return logits
+    states: Tensor = output.last_hidden_state[:, -longest - 1 : -1]  # the last one predicts what follows the response
+    return states

@@ -135,12 +135,12 @@ def trainable(lm: PreTrainedModel) -> dict[str, nn.Parameter]:
 
 
 def plain_weights(
-    weights: Mapping[str, Tensor], study: Study, dtypes: Mapping[str, torch.dtype]
+    weights: dict[str, Tensor], study: Study, dtypes: Mapping[str, torch.dtype]
 ) -> tuple[dict[str, Tensor], float]:
     """The student's weights as those of a plain model, with adapters merged.
 
     Args:
-        weights: the student's weights, as `state_dict` names them.
+        weights: the student's weights, as `state_dict` names them. With adapters, it does not keep them (`merge`).
         dtypes: the dtypes of the base model's weights (`weight_dtypes`).
     Returns: the weights, and the relative error of the adapters' update by rounding (`merge`); 0 without adapters.
     """

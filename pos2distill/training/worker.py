@@ -9,7 +9,7 @@ from pathlib import Path
 from pos2distill.config import fingerprint
 from pos2distill.errors import CorruptState, UserError
 from pos2distill.faults import disk_is_full
-from pos2distill.models.files import copy_generation_config
+from pos2distill.models.files import copy_other_configs
 from pos2distill.models.load import load_prompt_builder, load_tokenizer
 from pos2distill.records import EXAMPLE_SCHEMA, sample_id_array
 from pos2distill.scratch import user_folder
@@ -170,7 +170,7 @@ def save_model(job: TrainingJob, session: WorkerSession, strategy: Strategy, scr
         error = strategy.save(folder)
         if write:
             load_tokenizer(job.study.model).save_pretrained(folder)
-            copy_generation_config(job.study.model, folder)
+            copy_other_configs(job.study.model, folder)
     if error <= _MAX_ROUNDING:
         return ()
     exact = f"; {job.checkpoint.url}/{ADAPTER_FOLDER} has the exact update" if saves_adapter else ""

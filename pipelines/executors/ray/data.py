@@ -1,6 +1,7 @@
 """Operators as a Ray Data pipeline."""
 
 import asyncio
+import functools
 import os
 import sys
 import time
@@ -16,7 +17,7 @@ from pos2distill.node_pools import TASK_CPUS
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.sampling.blocks import batches_of
 from pos2distill.sampling.engines.protocol import EngineDied
-from pos2distill.sampling.operators import ActorOperator, Operator, TaskOperator
+from pos2distill.sampling.operators import ActorOperator, Operator, TableFunction, TaskOperator
 from pos2distill.store.retry import retry_while_unreachable
 
 from ..protocol import Coordinator, Stream
@@ -43,8 +44,9 @@ def build_dataset(
         if isinstance(operator, TaskOperator):
             compute = None if operator.max_tasks is None else TaskPoolStrategy(size=operator.max_tasks)
             # A task takes a whole block, since each block of samples becomes one part of the sample store.
+            function = functools.partial(_run_task, function=operator.function, mailbox=mailbox)
             dataset = dataset.map_batches(
-                operator.function, batch_size=None, batch_format="pyarrow", compute=compute, num_cpus=TASK_CPUS
+                function, batch_size=None, batch_format="pyarrow", compute=compute, num_cpus=TASK_CPUS
             )
         else:
             arguments = pool_arguments(operator.pool)
@@ -70,6 +72,11 @@ def open_stream(stream: Stream, mailbox: DriverMailbox, coordinator: Coordinator
     if not blocks:
         return ray.data.from_arrow(SAMPLE_SCHEMA.empty_table())
     return build_dataset(blocks, stream.operators, mailbox, coordinator)
+
+
+def _run_task(block: pa.Table, function: TableFunction, mailbox: DriverMailbox) -> pa.Table:
+    """A stateless step, again while its storage or hub does not answer: an error would end the dataset's actors."""
+    return retry_while_unreachable(lambda: function(block), mailbox.warn)
 
 
 def _actor_class(operator: ActorOperator) -> type["_Actor"]:

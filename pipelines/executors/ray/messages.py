@@ -74,7 +74,7 @@ class DriverMailbox:
         """Print warnings while the body runs.
 
         Raises:
-            MachineError: instead of Ray's own error, if it is of an actor whose engine died just before.
+            MachineError: instead of Ray's own error of an actor that ended too often.
         """
         finished = threading.Event()
         thread = threading.Thread(target=self._print_warnings, args=(finished,), name="messages", daemon=True)
@@ -90,10 +90,10 @@ class DriverMailbox:
             thread.join()
 
     def _raise_reason(self, error: Exception) -> None:
-        """Raise the reason of an error, if actors have reported it.
+        """Raise the reason why an actor ended more often than it may restart, as far as one was reported.
 
         Raises:
-            MachineError: if actors have reported why they died.
+            MachineError: in any case.
         """
         deaths: list[str] = []
         with contextlib.suppress(ray.exceptions.RayError):  # such as that of a cluster that is gone
@@ -101,6 +101,10 @@ class DriverMailbox:
         if deaths:
             times = "once" if len(deaths) == 1 else f"{len(deaths)} times"
             raise MachineError(f"the engine of a sampler died {times}, the last time of this: {deaths[-1]}") from error
+        raise MachineError(
+            "a process of runtime.samplers, teachers or trainers ended more often than its max_restarts allows: its "
+            "machine was lost, or its memory did not suffice; run the same command again to continue"
+        ) from error
 
     def _print_warnings(self, finished: threading.Event) -> None:
         is_last = False

@@ -134,21 +134,25 @@ def driver_node() -> NodeAffinitySchedulingStrategy:
 def require_resources(label: str, *, cpus: float, gpus: float) -> None:
     """Reject what this machine can never provide, instead of waiting for it forever.
 
-    A cluster may grow, so there nothing is checked.
+    A cluster may grow, so there it is a warning; none if the cluster has pools, which are made to grow.
 
     Raises:
         UserError: with the resources that are required and those that exist.
     """
-    if names_cluster():
+    is_cluster = names_cluster()
+    if is_cluster and _has_pools():
         return
     available = ray.cluster_resources()
     for resource, required in {"GPU": gpus, "CPU": cpus}.items():
-        if required > available.get(resource, 0):
-            raise UserError(
-                f"{label} needs {required:g} {resource}s at the same time, this machine has "
-                f"{available.get(resource, 0):g}; lower the actors, workers or {resource.lower()}s under runtime, or "
-                f"run on a cluster"
-            )
+        if required <= available.get(resource, 0):
+            continue
+        where = "the cluster has" if is_cluster else "this machine has"
+        line = f"{label} needs {required:g} {resource}s at the same time, {where} {available.get(resource, 0):g}"
+        less = f"lower the actors, workers or {resource.lower()}s under runtime"
+        if is_cluster:
+            warn_once(f"{line} and must grow; if it cannot, {less}")
+        else:
+            raise UserError(f"{line}; {less}, or run on a cluster")
 
 
 def warn_of_unused_cluster_gpus(runtime: Runtime) -> None:

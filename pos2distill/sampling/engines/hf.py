@@ -13,7 +13,7 @@ from pos2distill.config import ModelSection
 from pos2distill.config.inference import InferenceSection
 from pos2distill.errors import UserError
 from pos2distill.models.load import load_model
-from pos2distill.models.memory import is_out_of_memory
+from pos2distill.models.memory import is_out_of_memory, model_must_fit
 from pos2distill.models.rope.attention_buckets import MixBases, use_bases
 from pos2distill.models.rope.layer_scales import scale_layers
 from pos2distill.models.rope.ms_poe import apply_ms_poe
@@ -58,7 +58,11 @@ class HfEngine:
         if inference.method == "ms_poe" and model.attention == "auto":
             # flash-attn's kernel in transformers 5.19 looks itself up by the name of the implementation, which changes.
             model = model.replace(attention="sdpa")
-        self.model: Any = load_model(model, device=device)
+        with model_must_fit(
+            f"{model.path}: does not fit in the memory of one GPU, or in its part of it (runtime.samplers.gpus); set "
+            f"model.engine to vllm and runtime.vllm.tensor_parallel_size, or use larger GPUs"
+        ):
+            self.model: Any = load_model(model, device=device)
         self.ms_poe = None
         if inference.method == "ms_poe":
             self.ms_poe = apply_ms_poe(self.model, inference.ms_poe, model.path)

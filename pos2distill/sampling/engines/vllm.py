@@ -191,8 +191,8 @@ class VllmEngine:
     async def _change_scales(self, scales: tuple[float, ...]) -> None:
         try:
             await self.engine.collective_rpc("set_rope_scales", args=(list(scales),))
-            # Cached prefixes were computed with other scales.
-            cleared = await self.engine.reset_prefix_cache()
+            # Cached prefixes were computed with other scales, those that a connector has moved off the GPU too.
+            cleared = await self.engine.reset_prefix_cache(reset_connector=True)
         except self._classes.dead_error as error:
             raise EngineDied(str(error)) from error
         if not cleared:

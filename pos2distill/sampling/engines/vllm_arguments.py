@@ -41,6 +41,7 @@ _OF_OTHER_MODELS = (
     "weight_transfer_config",
 )
 _OF_OTHER_CODE = ("io_processor_plugin", "logits_processors", "reasoning_parser_plugin", "scheduler_cls", "worker_cls")
+_OF_SERVERS = ("max_num_queued_reqs", "max_num_queued_tokens")
 _OF_SEVERAL_NODES = ("nnodes", "node_rank", "master_addr", "master_port")
 # Why other arguments are rejected, with what to do.
 _REASONS = {
@@ -51,6 +52,7 @@ _REASONS = {
     **dict.fromkeys(_OF_OTHER_CODE, "would run other code than vLLM's in the engine; leave it out"),
     "device_ids": "an engine gets its GPUs from runtime.samplers.gpus; set that",
     "hf_token": "settings hold no secrets; set HF_TOKEN in the environment",
+    **dict.fromkeys(_OF_SERVERS, "limits the requests to a server, and prompts beyond it would fail; leave it out"),
 }
 
 
@@ -134,6 +136,8 @@ def _determined_arguments(
         "max_model_len": context_length(model),
         "trust_remote_code": model.trust_remote_code,
         "skip_tokenizer_init": True,
+        # Of a multimodal model too: vLLM 0.32 would make its processor of images, which needs a tokenizer.
+        "language_model_only": True,
         "gpu_memory_utilization": settings.gpu_memory_utilization,
         "tensor_parallel_size": settings.tensor_parallel_size,
         # Processes, never Ray's executor: it would look for GPUs on other nodes, and the actor has its own.

@@ -90,7 +90,8 @@ class Zero3Strategy:
         weights = self.engine._zero3_consolidated_16bit_state_dict()
         if weights is None:
             return 0.0
-        own = {name.removeprefix("lm."): weight for name, weight in weights.items() if name.startswith("lm.")}
+        # Moved, so that `plain_weights` can release what it merges.
+        own = {name.removeprefix("lm."): weights.pop(name) for name in list(weights) if name.startswith("lm.")}
         self.student.lm.config.dtype = torch_dtype(self.study.model.dtype)
         plain, error = plain_weights(own, self.study, self.dtypes)
         self.student.lm.save_pretrained(folder, state_dict=plain)

@@ -160,6 +160,19 @@ def test_render_requests_the_disk_of_models_and_checkpoints() -> None:
             "a GPU of sampling, g2-standard-16; set 2 or more, and runtime.samplers.gpus to the same",
         ),
         (
+            [
+                *(
+                    "sampling.node.instance_type=g2-standard-24",
+                    "sampling.node.gpus=2",
+                    "model_billions=14",
+                    "training.max=2",
+                ),
+                *("runtime.samplers.gpus=2", "runtime.vllm.tensor_parallel_size=2", "runtime.trainers.workers=16"),
+            ],
+            "nq_mistral_7b: runtime.teachers.gpus: the teacher's weights take 28 GB of one GPU, but a GPU of sampling, "
+            "g2-standard-24, has 24 GB; set method.teacher to topk or resident, or use machines with larger GPUs",
+        ),
+        (
             ["sampling.node.instance_type=g2-standard-16", "runtime.vllm.gpu_memory_utilization=0.05"],
             "but vLLM has 0 GB of a GPU of sampling, g2-standard-16; raise runtime.vllm.gpu_memory_utilization",
         ),

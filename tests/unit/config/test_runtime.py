@@ -1,3 +1,4 @@
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -44,11 +45,39 @@ def test_trainers_reject_max_workers_below_workers(make_recipe: Callable[..., Re
         make_recipe(runtime={"trainers": {"strategy": "zero3", "workers": 2, "max_workers": 1}})
 
 
+@pytest.mark.parametrize(
+    ("engine", "runtime", "message"),
+    [
+        ("hf", {"teachers": {"gpus": 2}}, "teachers.gpus: 2, but each of them uses one GPU; set 1, and raise max"),
+        ("hf", {"samplers": {"gpus": 4}}, "samplers.gpus: 4, but each of them uses one GPU; set 1, and raise max"),
+        ("hf", {"trainers": {"gpus": 8}}, "trainers.gpus: input should be less than or equal to 1, got 8"),
+        (
+            "hf",
+            {"trainers": {"strategy": "zero3", "gpus": 0.5, "max_workers": 2}},
+            "trainers.gpus: 0.5, but several workers cannot share a GPU; set 1",
+        ),
+        (
+            "vllm",
+            {"samplers": {"gpus": 0.5}},
+            "vllm.gpu_memory_utilization: 0.9, but one sampler has 0.5 of a GPU (runtime.samplers.gpus); set 0.5 or",
+        ),
+    ],
+)
+def test_recipe_rejects_gpus_that_would_be_idle_or_shared(
+    make_recipe: Callable[..., Recipe], engine: str, runtime: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(f"runtime.{message}")):
+        make_recipe(model={"engine": engine}, runtime=runtime)
+
+
 def test_recipe_rejects_tensor_parallel_size_unlike_gpus(make_recipe: Callable[..., Recipe]) -> None:
     def load(gpus: float, parts: int) -> Recipe:
         return make_recipe(
             model={"engine": "vllm"},
-            runtime={"samplers": {"gpus": gpus}, "vllm": {"tensor_parallel_size": parts}},
+            runtime={
+                "samplers": {"gpus": gpus},
+                "vllm": {"tensor_parallel_size": parts, "gpu_memory_utilization": 0.5},
+            },
         )
 
     assert load(2, 2).runtime.vllm.tensor_parallel_size == 2

@@ -20,7 +20,7 @@ from huggingface_hub import constants
 from pos2distill.config import ModelSection
 from pos2distill.errors import TransientError, UserError
 from pos2distill.models import files
-from pos2distill.models.files import files_version, local_folder, model_digest, read_license
+from pos2distill.models.files import copy_other_configs, files_version, local_folder, model_digest, read_license
 from pos2distill.models.load import context_length, load_config, load_model, load_tokenizer
 from pos2distill.scratch import user_folder
 from tests.support.hub_server import COMMIT, hub_server, use_hub
@@ -284,6 +284,19 @@ def test_files_version_changes_with_every_file_that_counts(
     fs.pipe_file(f"{root}/generation_config.json", b"{}")
     versions.append(files_version(model))
     assert len(set(versions)) == len(versions) == 5
+
+
+def test_copy_other_configs_copies_those_that_are_there(
+    copy_model: Callable[..., ModelSection], tmp_path: Path
+) -> None:
+    model, exported = copy_model(), tmp_path / "exported"
+    exported.mkdir()
+    (Path(model.path) / "processor_config.json").write_text('{"image_seq_length": 4}')
+    (Path(model.path) / "generation_config.json").unlink()
+    copy_other_configs(model, exported)
+    assert {path.name: path.read_text() for path in exported.iterdir()} == {
+        "processor_config.json": '{"image_seq_length": 4}'
+    }
 
 
 def test_files_version_changes_with_the_file_that_a_link_names(

@@ -383,8 +383,8 @@ class StubbedVllm:
     async def collective_rpc(self, method: str, args: Any) -> None:
         self.calls.append((method, args))
 
-    async def reset_prefix_cache(self) -> bool:
-        return True
+    async def reset_prefix_cache(self, *, reset_connector: bool) -> bool:
+        return reset_connector
 
 
 def vllm_engine(vllm: Any, *, scales: tuple[float, ...] = (), stall_s: float = 60.0) -> VllmEngine:

@@ -1,6 +1,7 @@
 """The operators, without an executor."""
 
 import asyncio
+import errno
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +20,7 @@ from pos2distill.config import Recipe
 from pos2distill.errors import TransientError, UserError
 from pos2distill.models.load import load_tokenizer
 from pos2distill.records import EXAMPLE_SCHEMA, RESPONSE_SCHEMA, Tokens, example_tables
+from pos2distill.sampling import operators
 from pos2distill.sampling.engines.protocol import Completion, EngineDied, Failure, GenerationResult, SamplingParams
 from pos2distill.sampling.generate import GenerationOperator, require_responses
 from pos2distill.sampling.operators import fetch_examples, store_samples, to_predictions
@@ -50,6 +53,18 @@ def make_batch(make_recipe: Callable[..., Recipe]) -> Callable[..., tuple[Recipe
         return recipe, build_sample_prompts(examples_to_table(examples), recipe.study, 8)
 
     return make
+
+
+def test_a_storage_that_does_not_answer_is_a_transient_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Ray Data keeps of an error is its text, in which a plain OSError would be a bug."""
+    artifact = Artifact(str(tmp_path), "samples", "f")
+    busy = OSError(errno.EBUSY, "Service Unavailable")
+    monkeypatch.setattr(SampleStore, "append", Mock(side_effect=busy))
+    with pytest.raises(TransientError, match=r"samples-f: cannot be used \(Service Unavailable\) \(runtime.storage\)"):
+        store_samples(make_samples("a"), artifact, Mock(), return_samples=False)
+    monkeypatch.setattr(operators, "_open_parquet", Mock(side_effect=busy))
+    with pytest.raises(TransientError, match=r"samples-f: cannot be used \(Service Unavailable\) \(runtime.storage\)"):
+        fetch_examples(pa.table({"index": [0]}), artifact, "train.parquet")
 
 
 def answer(recipe: Recipe, batch: pa.Table, *, stored_top_k: int = 0) -> list[dict[str, object]]:

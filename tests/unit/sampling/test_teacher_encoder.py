@@ -5,10 +5,14 @@ import torch
 from torch import Tensor
 
 from pos2distill.config import ModelSection
+from pos2distill.config.inference import InferenceSection
 from pos2distill.errors import UserError
 from pos2distill.models.hidden_states import hidden_to_bytes
 from pos2distill.models.load import load_model
 from pos2distill.records import RESPONSE_SCHEMA, Tokens
+from pos2distill.sampling import teacher_encoder
+from pos2distill.sampling.engines import hf
+from pos2distill.sampling.engines.hf import HfEngine
 from pos2distill.sampling.teacher_encoder import TeacherEncoder
 
 
@@ -32,6 +36,18 @@ def test_teacher_encoder_equals_the_decoders_hidden_states(tiny_model_path: str,
         torch.testing.assert_close(hidden_TH, all_LH[start : start + len(response)], rtol=0, atol=1e-5)
     half = model.model_copy(update={"dtype": "bfloat16"})
     assert {hidden_TH.dtype for hidden_TH in encoder(half, alignment).encode(prompts, responses)} == {torch.bfloat16}
+
+
+def test_teacher_encoder_names_a_gpu_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_model(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 28 GiB")
+
+    monkeypatch.setattr(teacher_encoder, "load_model", load_model)
+    with pytest.raises(UserError, match=r"^me/large: the teacher does not fit in the memory of one GPU, or in its"):
+        encoder(ModelSection(path="me/large"))
+    monkeypatch.setattr(hf, "load_model", load_model)
+    with pytest.raises(UserError, match=r"^me/large: does not fit in the memory of one GPU, or in its part of it"):
+        HfEngine(ModelSection(path="me/large"), InferenceSection(), threads=1, device="cpu")
 
 
 def test_teacher_encoder_divides_rows_that_need_too_much_memory(

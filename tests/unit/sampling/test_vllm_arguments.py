@@ -40,6 +40,7 @@ def test_engine_arguments_have_what_settings_and_the_user_give(tiny_model_path: 
     assert arguments.compilation_config.mode == 0
     assert (arguments.max_num_seqs, arguments.dtype, arguments.enable_chunked_prefill) == (7, "float32", False)
     assert model.engine_args["compilation_config"] == {"mode": 0}
+    assert arguments.language_model_only  # without it, vLLM 0.32 refuses multimodal models that have no tokenizer
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,7 @@ def test_engine_arguments_have_what_settings_and_the_user_give(tiny_model_path: 
         ),
         ("worker_cls", "would run other code than vLLM's in the engine; leave it out"),
         ("device_ids", "an engine gets its GPUs from runtime.samplers.gpus; set that"),
+        ("max_num_queued_reqs", "limits the requests to a server, and prompts beyond it would fail; leave it out"),
         ("hf_token", "settings hold no secrets; set HF_TOKEN in the environment"),
         (
             "nnodes",

@@ -178,7 +178,7 @@ def save_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """`save_model(storage, lora=…, student_start=…, rounding=…)`: the calls, files of the checkpoint, warnings."""
     tokenizer = SimpleNamespace(save_pretrained=lambda folder: (folder / "tokenizer").write_text(""))
     monkeypatch.setattr(worker, "load_tokenizer", lambda _: tokenizer)
-    monkeypatch.setattr(worker, "copy_generation_config", lambda *_: None)
+    monkeypatch.setattr(worker, "copy_other_configs", lambda *_: None)
 
     def save(
         storage: str, *, lora: Any, student_start: ModelSection = BASE, rounding: float = 0.1

@@ -337,7 +337,6 @@ ALL = ["runtime.samplers.gpus=1", "runtime.teachers.gpus=1", "runtime.trainers.g
         ),
         (1, {"runtime": {"executor": "local"}}, "stages_for_evaluate", ["runtime.samplers.gpus=1"]),
         (1, {"model": {"engine": "fake"}}, "stages_for_evaluate", []),
-        (1, {"runtime": {"trainers": {"gpus": 1}}}, "stages", []),
         (0, {}, "stages", []),
     ],
 )
@@ -365,6 +364,23 @@ def test_check_gpus_names_the_settings_with_which_unused_gpus_are_used(
     plan = make_plan(with_gpus)
     machine_checks.check_gpus(PendingRun(with_gpus, plan, getattr(plan, stages)))
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("address", ["local", "10.0.0.1:6379"])
+def test_check_gpus_names_a_pool_that_runs_the_model_on_cpus_beside_others(
+    make_recipe: Make, address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warn_once.cache_clear()
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    recipe = make_recipe(runtime={"samplers": {"gpus": 1}, "trainers": {"gpus": 1}})
+    plan = make_plan(recipe)
+    for _ in range(2):
+        machine_checks.check_gpus(PendingRun(recipe, plan, plan.stages))
+    assert capsys.readouterr().err == (
+        "warning: runtime.teachers.gpus: 0, so teachers run the model on CPUs, while samplers and trainers use GPUs; "
+        "set 1\n"
+    )
 
 
 def test_check_gpus_leaves_those_of_a_cluster_to_it(

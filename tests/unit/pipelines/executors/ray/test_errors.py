@@ -1,11 +1,12 @@
 import errno
+from unittest.mock import Mock
 
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.train.v2.api.exceptions import ControllerError
 
 from pipelines.executors.ray.errors import actor_died, find_corrupt_part, find_fault, find_user_error
-from pipelines.executors.ray.messages import _Mailbox
+from pipelines.executors.ray.messages import DriverMailbox, _Mailbox
 from pos2distill.errors import CorruptPart, MachineError, TransientError, UserError
 
 
@@ -128,6 +129,14 @@ def test_find_fault_tells_what_may_pass() -> None:
     broken_image = find_fault(OSError("libcudart.so: cannot open shared object file"))
     assert type(broken_image) is MachineError
     assert str(broken_image).startswith("OSError: libcudart.so: cannot open")
+
+
+def test_an_actor_that_ended_too_often_is_named_by_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it reported no reason, since it was killed."""
+    monkeypatch.setattr("ray.get", lambda *_, **__: [])
+    expected = r"^a process of runtime.samplers, teachers or trainers ended more often than its max_restarts allows"
+    with pytest.raises(MachineError, match=expected), DriverMailbox(Mock()).shown():
+        raise ActorDiedError
 
 
 def test_deaths_of_engines_count_if_they_are_recent(monkeypatch: pytest.MonkeyPatch) -> None:

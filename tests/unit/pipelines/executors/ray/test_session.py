@@ -4,6 +4,7 @@ import ray
 from pipelines.executors.ray.session import require_resources, warn_of_unused_cluster_gpus
 from pos2distill.config import EndpointSection, PoolSection, Runtime
 from pos2distill.errors import UserError, warn_once
+from pos2distill.node_pools import POOLS_LABEL
 
 
 @pytest.mark.parametrize("address", [None, "local"])
@@ -19,9 +20,22 @@ def test_require_resources_rejects_what_this_machine_lacks(
         require_resources("sampling", cpus=4, gpus=1)
 
 
-def test_require_resources_leaves_a_cluster_to_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_pools", [False, True])
+def test_require_resources_leaves_a_cluster_to_grow(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], has_pools: bool
+) -> None:
+    warn_once.cache_clear()
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    require_resources("sampling", cpus=4, gpus=100)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0, "GPU": 8.0})
+    labels = POOLS_LABEL if has_pools else {}
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Labels": labels}])
+    for _ in range(2):
+        require_resources("training while sampling", cpus=4, gpus=10)
+    line = (
+        "warning: training while sampling needs 10 GPUs at the same time, the cluster has 8 and must grow; if it "
+        "cannot, lower the actors, workers or gpus under runtime\n"
+    )
+    assert capsys.readouterr().err == ("" if has_pools else line)
 
 
 @pytest.mark.parametrize(

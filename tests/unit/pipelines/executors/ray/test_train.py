@@ -165,6 +165,19 @@ def test_actors_wait_for_a_storage_that_does_not_answer_while_they_load(monkeypa
     assert [line.partition(";")[0] for line in lines] == ["the hub is down", "reset"]
 
 
+def test_tasks_wait_for_a_storage_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray Data 2.60 would give up the whole dataset, with all its actors."""
+    monkeypatch.setattr(retry, "_RETRY_SECONDS", 0.0)
+    lines: list[str] = []
+    mailbox: Any = SimpleNamespace(warn=lines.append)
+    block = pa.table({"index": [1]})
+    function = Mock(side_effect=[TransientError("s3://b/r: cannot be used"), ConnectionResetError("reset"), block])
+    assert data._run_task(block, function, mailbox) is block
+    assert lines == ["s3://b/r: cannot be used; workers wait until the storage answers"]
+    with pytest.raises(UserError, match="no rights"):
+        data._run_task(block, Mock(side_effect=UserError("no rights")), mailbox)
+
+
 @pytest.mark.parametrize("kind", [UserError, TransientError, MachineError])
 def test_an_error_of_a_worker_keeps_its_kind(kind: type[UserError], monkeypatch: pytest.MonkeyPatch) -> None:
     """A job on a cluster is tried again after some of them alone."""
