@@ -1,1 +1,4 @@
-"""Stages, executors, jobs and recipes; Ray is imported in `executors/ray` and `jobs` only."""
+"""The command line, the Python API, stages, executors, results, jobs and recipes.
+
+Ray is imported in `executors/ray` and `jobs` only.
+"""

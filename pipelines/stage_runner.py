@@ -42,35 +42,28 @@ def run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage], lease: Lease
     """
     streams = plan.distill in stages and recipe.runtime.mode == "streamed"
     runner: _StageRunner | None = None
-    checked = False
     streamed: list[Stage] = []
     for stage in stages:
         if stage is plan.evaluate_base and plan.distill not in stages:
             # What the command has just measured, before anything that was made with earlier results is deleted.
             require_measured_as_trained(plan.distill, ())
         _discard_of_changed_input(stage)
-        duration = "cached"
         if not is_pending(stage, plan, stages, recipe.runtime):
             _check_finished(stage)
-            manifest = stage.artifact.manifest()
+            _show(stage, "cached", stage.artifact.manifest())
         elif stage in plan.sample_stages and streams:
             # The round's stage `distill` trains on the samples while they are made, and publishes them.
             streamed.append(stage)
-            continue
         else:
             # Made only when a stage must run, so that a finished study imports no Ray.
-            runner = runner or _StageRunner(recipe, plan, lease)
-            # Once the data of all tasks is prepared, and before anything expensive starts.
-            if not checked and stage.artifact.name != EXAMPLES:
-                checked = True
-                check_prompts(recipe, plan, stages)
+            runner = runner or _StageRunner(recipe, plan, stages, lease)
             start = time.monotonic()
             manifest = runner.run(stage)
             duration = f"{time.monotonic() - start:9.1f} s"
             for samples in streamed:
                 _show(samples, "streamed", samples.artifact.manifest())
             streamed = []
-        _show(stage, duration, manifest)
+            _show(stage, duration, manifest)
     # What the command writes beside artifacts, too.
     lease.check()
 
@@ -110,12 +103,19 @@ def _check_finished(stage: Stage) -> None:
 
 
 class _StageRunner:
-    """Runs single stages on one executor, and records how their artifacts were made."""
+    """Runs single stages on one executor, and records how their artifacts were made.
 
-    def __init__(self, recipe: Recipe, plan: Plan, lease: Lease) -> None:
+    Args:
+        stages: all stages of the command.
+    """
+
+    def __init__(self, recipe: Recipe, plan: Plan, stages: Sequence[Stage], lease: Lease) -> None:
+        self.recipe = recipe
         self.plan = plan
+        self.stages = stages
         self.lease = lease
         self.model_version = ""  # of the files that the last stage began with
+        self.prompts_are_checked = False
         self.provenance = Provenance.now(recipe, plan.study.model)
         settings = plan.study.model_dump(mode="json")
         executor = LeasedExecutor(build_executor(recipe.runtime), lease)
@@ -125,8 +125,13 @@ class _StageRunner:
         """Run one stage, which publishes its artifact.
 
         Raises:
-            UserError: if the model is another one than was planned with; otherwise as the stage.
+            UserError: if the model is another one than was planned with; if a prompt does not fit; otherwise as the
+                stage.
         """
+        # Once the data of all tasks is prepared, and before anything expensive starts.
+        if not self.prompts_are_checked and stage.artifact.name != EXAMPLES:
+            check_prompts(self.recipe, self.plan, self.stages)
+            self.prompts_are_checked = True
         self.lease.check()
         if stage.study.model.path:
             self._require_same_model()

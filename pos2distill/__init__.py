@@ -3,9 +3,8 @@
 `pos2distill.evaluate`, `sample`, `distill` and `study` run what the commands of these names run, and return objects
 (docs/python.md). They are imported when they are first used.
 
-The layers, from the bottom up (imports point down): errors, secrets, faults, startup; config, records, randomness,
-urls, parquet, literal_paths, scratch, environment, node_pools; tasks; models; losses; store; sampling, training and
-evaluation. `hardware` imports nothing of the package. Nothing here imports Ray: the pipelines do.
+Its layers, of which each imports those below it, are declared for import-linter in pyproject.toml. Nothing here imports
+Ray: the pipelines do.
 """
 
 import importlib

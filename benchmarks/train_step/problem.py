@@ -250,7 +250,7 @@ class OurStep:
         build: Any = self.questions
         loader: Any = self.questions
         trainer = Trainer(self.study, self.trainers, build, self.strategy, self.teacher, self.dist)
-        trainer.train(loader, self.progress, [records.append], lambda *_: Action.CONTINUE, lambda _: None)
+        trainer.train(loader, self.progress, records.append, lambda *_: Action.CONTINUE, lambda _: None)
         return records[0].loss
 
 

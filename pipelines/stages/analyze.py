@@ -65,10 +65,7 @@ def plan(
         inputs["checkpoint"] = distill.output()
         inputs["base_analysis"] = base_analysis.output()
         name, folder = "analyze distilled", DISTILLED_ANALYSIS
-    return Stage.declare(
-        context.study,
-        context.storage,
-        context.digests,
+    return context.declare(
         name=name,
         folder=folder,
         fields=_FIELDS,

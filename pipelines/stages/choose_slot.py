@@ -33,10 +33,7 @@ _FIELDS = (
 def plan(context: PlanContext) -> Stage:
     """The stage of a study whose advantageous slot is `auto`, or whose documents are reordered."""
     inputs = {"examples": training_examples(context.prepare, context.digests), **context.scale_inputs}
-    return Stage.declare(
-        context.study,
-        context.storage,
-        context.digests,
+    return context.declare(
         name="choose slot",
         folder=SLOT_SCORES,
         fields=_FIELDS,

@@ -66,10 +66,7 @@ def plan(context: PlanContext, samples: Stage, *, round_number: int = 1, student
     if student is not None:
         inputs["student"] = student.output()
     name = "distill" if round_number == 1 else f"distill {round_number}"
-    return Stage.declare(
-        context.study,
-        context.storage,
-        context.digests,
+    return context.declare(
         name=name,
         folder=CHECKPOINT,
         fields=fields,

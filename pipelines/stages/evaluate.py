@@ -49,10 +49,7 @@ def plan(context: PlanContext, *, distill: Stage | None = None) -> Stage:
         name = f"{context.task}: {name}"
     # Earlier versions showed the distractors in other orders at each slot.
     derived = {"orders": "the same at every slot"} if study.evaluation.distractor_orders > 1 else {}
-    return Stage.declare(
-        context.study,
-        context.storage,
-        context.digests,
+    return context.declare(
         name=name,
         folder=folder,
         fields=declared_settings(study),

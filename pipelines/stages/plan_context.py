@@ -1,10 +1,13 @@
 """What the stages of a study are planned from."""
 
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pos2distill.config import Study
+from pos2distill.store.artifacts import Manifest
 
-from .stage import Digests, Input, Stage
+from .stage import Digests, Input, RunContext, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,31 @@ class PlanContext:
     search_scales: Stage | None = None
     choose_slot: Stage | None = None
     task: str | None = None
+
+    def declare(
+        self,
+        *,
+        name: str,
+        folder: str,
+        fields: Collection[str],
+        run: Callable[[Stage, RunContext], Manifest],
+        inputs: Mapping[str, Input],
+        derived: Mapping[str, Any] | None = None,
+        streams: Mapping[str, Stage] | None = None,
+    ) -> Stage:
+        """A stage of the study, see `Stage.declare`."""
+        return Stage.declare(
+            self.study,
+            self.storage,
+            self.digests,
+            name=name,
+            folder=folder,
+            fields=fields,
+            run=run,
+            inputs=inputs,
+            derived=derived,
+            streams=streams,
+        )
 
     @property
     def scale_inputs(self) -> dict[str, Input]:

@@ -9,6 +9,7 @@ with the student's response.
 
 import functools
 from collections import Counter
+from collections.abc import Mapping
 
 import pyarrow as pa
 
@@ -30,8 +31,8 @@ from pos2distill.sampling.operators import (
     store_samples,
 )
 from pos2distill.sampling.prompting import replace_with_teacher_prompts
-from pos2distill.store.artifacts import Manifest
-from pos2distill.store.samples import SampleStore, UnreadablePartError
+from pos2distill.store.artifacts import Artifact, Manifest
+from pos2distill.store.samples import SampleStore, Tally, UnreadablePartError
 from pos2distill.store.selection import Selection
 
 from ..artifact_names import SAMPLES
@@ -76,10 +77,7 @@ def plan(context: PlanContext, *, round_number: int = 1, student: Stage | None =
     # The stored values, not the setting: `resident` and `none` both store nothing and can use the same samples.
     derived = {"teacher": _stored_teacher(study)}
     name = "sample" if round_number == 1 else f"sample {round_number}"
-    return Stage.declare(
-        context.study,
-        context.storage,
-        context.digests,
+    return context.declare(
         name=name,
         folder=SAMPLES,
         fields=fields,
@@ -285,16 +283,28 @@ def publish(stage: Stage, runtime: Runtime, progress: RunProgress | None) -> Man
             f"{artifact.url}: {sampled} of {sampled + absent} samples are visible from here; run again if parts were "
             f"quarantined; else runtime.storage must be a folder or URL that all nodes share"
         )
+    counts = _count_samples(tally, known)
+    _require_usable(artifact, counts, runtime.max_failed_fraction)
+    return artifact.publish(counts=counts, seconds=seconds(progress))
+
+
+def _count_samples(tally: Tally, known: Selection) -> dict[str, int]:
+    """The counts of `publish`."""
     counts = {
         "wanted": known.wanted,
-        "sampled": sampled,
+        "sampled": tally.outcomes.total(),
         "kept": known.kept,
         "surplus": tally.outcomes["kept"] - known.kept,
     }
     for outcome in ("wrong", "empty", "failed"):
         counts[outcome] = tally.outcomes[outcome]
     counts["hit_max_tokens"] = tally.finish_reasons["length"]
-    counts |= tally.thoughts
+    return counts | tally.thoughts
+
+
+def _require_usable(artifact: Artifact, counts: Mapping[str, int], max_failed_fraction: float) -> None:
+    """Reject samples of which none was kept, or too many failed."""
+    sampled = counts["sampled"]
     if not counts["kept"]:
         most = max(("wrong", "empty", "failed"), key=lambda outcome: counts[outcome])
         raise UserError(
@@ -303,14 +313,13 @@ def publish(stage: Stage, runtime: Runtime, progress: RunProgress | None) -> Man
             f"another method.advantageous_slot or model, or sampling.keep=all"
         )
     failed = sum(counts[outcome] for outcome in FAILED)
-    if failed > runtime.max_failed_fraction * sampled:
+    if failed > max_failed_fraction * sampled:
         most = max(FAILED, key=lambda outcome: counts[outcome])
         raise UserError(
-            f"{artifact.url}: {describe_failures(failed, sampled, runtime.max_failed_fraction)}; `inspect "
-            f"{artifact.url} --samples --outcome {most}` shows them; with a larger limit they are left out; to "
-            f"sample again, delete {artifact.url}"
+            f"{artifact.url}: {describe_failures(failed, sampled, max_failed_fraction)}; `inspect {artifact.url} "
+            f"--samples --outcome {most}` shows them; with a larger limit they are left out; to sample again, delete "
+            f"{artifact.url}"
         )
-    return artifact.publish(counts=counts, seconds=seconds(progress))
 
 
 def seconds(progress: RunProgress | None) -> dict[str, float]:

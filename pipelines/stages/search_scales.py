@@ -40,10 +40,7 @@ _LATER = pydantic.TypeAdapter(list[Candidate])
 def plan(context: PlanContext) -> Stage:
     """The stage of a study whose method is `lpes` without scales. It uses training questions only."""
     inputs = {"examples": training_examples(context.prepare, context.digests)}
-    return Stage.declare(
-        context.study,
-        context.storage,
-        context.digests,
+    return context.declare(
         name="search scales",
         folder=ROPE_SCALES,
         fields=_FIELDS,

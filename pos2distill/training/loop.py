@@ -97,7 +97,7 @@ class Trainer:
         self,
         loader: BatchLoader,
         progress: TrainingProgress,
-        listeners: Sequence[Callable[[StepRecord], None]],
+        log: Callable[[StepRecord], None] | None,
         requested_action: RequestedAction,
         save: Callable[[TrainingProgress], None],
     ) -> bool:
@@ -110,7 +110,7 @@ class Trainer:
         Args:
             loader: the global batches.
             progress: updated after each batch.
-            listeners: called with each step's record.
+            log: called with each step's record.
             requested_action: called on every rank.
             save: called on every rank to save the state if any rank has requested a checkpoint or a stop.
         Returns: whether all epochs are completed.
@@ -133,8 +133,8 @@ class Trainer:
                     with translate_step_oom_error(self.study, self.trainers, prepared.micro_batches, is_first=is_first):
                         record = self._step(prepared, progress.step, handle_requests)
                     is_first = False
-                    for listener in listeners:
-                        listener(record)
+                    if log is not None:
+                        log(record)
                 # Before requests are handled, so that a checkpoint counts this batch as done.
                 progress.add(prepared.batch)
                 handle_requests(in_step=False)

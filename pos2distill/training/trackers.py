@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _PROJECT = "pos2distill"
 """The name of the project (Weights & Biases) or experiment (MLflow) that runs belong to."""
 _CONNECT_SECONDS = 8.0
-_LOGGED = ("loss", "loss_trivial", "loss_anchor", "grad_norm", "learning_rate")
+_LOGGED = ("loss", "loss_trivial", "loss_anchor", "grad_norm", "learning_rate", "epoch", "fraction", "rows")
 
 
 def check_trackers(names: Sequence[str]) -> None:

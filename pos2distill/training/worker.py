@@ -56,10 +56,9 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> TrainingOutcome:
         # No room is reserved: the response exists, and fitted into the context behind the advantageous prompt.
         build_row = RowBuilder(load_prompt_builder(study, reserve=0), study)
         trainer = Trainer(study, trainers, build_row, strategy, teacher, session.dist)
-        listeners = [log] if log is not None else []
         warnings: tuple[str, ...] = ()
         try:
-            finished = trainer.train(loader, progress, listeners, checkpointer.requested_action, checkpointer.save)
+            finished = trainer.train(loader, progress, log, checkpointer.requested_action, checkpointer.save)
             if finished:
                 warnings = save_model(job, session, strategy, scratch)
         except Exception as error:

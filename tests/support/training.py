@@ -19,5 +19,5 @@ def save_nothing(progress: TrainingProgress) -> None:
 def train_to_end(trainer: Trainer, loader: BatchLoader, progress: TrainingProgress) -> list[StepRecord]:
     """Train from `progress` to the end. Returns the records of all steps."""
     records: list[StepRecord] = []
-    assert trainer.train(loader, progress, [records.append], continue_training, save_nothing)
+    assert trainer.train(loader, progress, records.append, continue_training, save_nothing)
     return records

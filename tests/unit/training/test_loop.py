@@ -372,7 +372,7 @@ def run_with(source: Source, requests: Requests, result: Result, dist: DistConte
     teacher = build_teacher(source.study, result.strategy.base_states, CPU)
     trainer = Trainer(source.study, trainers(rows), source.build, result.strategy, teacher, dist)
     progress = TrainingProgress.at_start(len(source.ids))
-    return trainer.train(source.loader(dist), progress, [result.records.append], requests.action, requests.save)
+    return trainer.train(source.loader(dist), progress, result.records.append, requests.action, requests.save)
 
 
 TWO_STEPS: dict[str, Any] = {"data": {"train_examples": 4}, "training": {"epochs": 2}}

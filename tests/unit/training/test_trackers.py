@@ -38,6 +38,7 @@ def test_tracker_logs_values_under_their_step_without_gaps() -> None:
     logged: list[Any] = []
     ExperimentTracker("x", lambda values, step: logged.append((values, step)), lambda: None).log(RECORD)
     values = {"loss": 0.5, "loss_trivial": 0.25, "grad_norm": 2.0, "learning_rate": 1e-3}
+    values |= {"epoch": 0, "fraction": 0.5, "rows": 4}
     assert logged == [({f"train/{name}": value for name, value in values.items()}, 7)]
 
 
