@@ -12,7 +12,7 @@ from typing import Protocol
 
 from tqdm import tqdm
 
-from .run_coordinator import ProgressSpec, RunProgress
+from .run_coordinator import CoordinatorSpec, RunProgress
 
 REFRESH_SECONDS = 0.5
 # Without a terminal. Much longer than a refresh, because every line stays in the log.
@@ -104,35 +104,35 @@ class RateEstimator:
 
 
 @contextmanager
-def show_progress(spec: ProgressSpec, read: Callable[[], RunProgress | None], *, hint: str = "") -> Iterator[None]:
+def show_progress(spec: CoordinatorSpec, read: Callable[[], RunProgress | None], *, hint: str = "") -> Iterator[None]:
     """Show a progress bar, or lines where there is no terminal, while the body runs.
 
     Args:
         read: the latest figures; None while they cannot be had.
         hint: shown where nothing gets finished for long.
     """
-    with _display(progress_counter(spec, read, hint)):
+    with _display(run_display(spec, read, hint)):
         yield
 
 
-def progress_counter(spec: ProgressSpec, read: Callable[[], RunProgress | None], hint: str = "") -> "ProgressDisplay":
+def run_display(spec: CoordinatorSpec, read: Callable[[], RunProgress | None], hint: str = "") -> "ProgressDisplay":
     """The count and the figures that are shown of a stage whose processes report their progress."""
-    done = spec.stored.get("kept", 0) if spec.label == "sample" else spec.trained
+    done = spec.stored.get("kept", 0) if spec.counts == "kept" else spec.trained
 
     def figures() -> Figures | None:
         progress = read()
         if progress is None:
             return None
         # The last batches may keep more than are wanted.
-        count = min(progress.count(spec.label), spec.total)
+        count = min(progress.count(spec.counts), spec.total)
         waiting_for = "" if _has_begun(spec, progress) else _STARTING
         return Figures(count, str(progress), waiting_for, progress.idle_seconds)
 
-    units = "samples trained on (all epochs)" if spec.label == "distill" else "samples"
+    units = "samples trained on (all epochs)" if spec.counts == "trained" else "samples"
     return ProgressDisplay(spec.label, spec.total, done, units, figures, hint)
 
 
-def _has_begun(spec: ProgressSpec, progress: RunProgress) -> bool:
+def _has_begun(spec: CoordinatorSpec, progress: RunProgress) -> bool:
     """Whether any actor or training worker has reported. Until then processes start and models load."""
     stored_before = sum(spec.stored.values())
     return bool(progress.actors) or progress.loss is not None or progress.stored.total() > stored_before

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import pyarrow as pa
 
@@ -22,12 +23,13 @@ _PATIENCE_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class ProgressSpec:
-    """The stage whose progress is reported.
+class CoordinatorSpec:
+    """What a stage that samples or trains begins with, for its coordinator.
 
     Attributes:
         run: name of the run.
-        label: `sample` counts kept samples, `distill` samples trained on.
+        label: the stage, as it is shown.
+        counts: which samples its progress counts: those that are kept, or those that are trained on.
         total: samples to count to.
         stored: samples of an earlier run, by outcome.
         guard: is given every stored sample.
@@ -38,6 +40,7 @@ class ProgressSpec:
 
     run: str
     label: str
+    counts: Literal["kept", "trained"]
     total: int
     stored: Mapping[str, int]
     guard: FailureGuard
@@ -68,9 +71,9 @@ class RunProgress:
     actors: dict[str, int] = field(default_factory=dict)
     idle_seconds: float = 0.0
 
-    def count(self, label: str) -> int:
+    def count(self, counts: Literal["kept", "trained"]) -> int:
         """The samples that a stage counts."""
-        return self.trained if label == "distill" else self.stored["kept"]
+        return self.trained if counts == "trained" else self.stored["kept"]
 
     def __str__(self) -> str:
         parts = [f"sampled {self.stored.total()}, kept {self.stored['kept']}"]
@@ -86,7 +89,7 @@ class RunProgress:
 class RunCoordinator:
     """Counts what operators and workers report, and carries the request to stop to the workers."""
 
-    def __init__(self, spec: ProgressSpec) -> None:
+    def __init__(self, spec: CoordinatorSpec) -> None:
         self.spec = spec
         self.progress = RunProgress(stored=Counter(spec.stored), trained=spec.trained)
         self.stop = False

@@ -11,7 +11,7 @@ from pos2distill.sampling.operators import Operator
 from pos2distill.store.lease import Lease
 from pos2distill.training.job import TrainingJob, TrainingOutcome
 
-from ..run_coordinator import ProgressSpec
+from ..run_coordinator import CoordinatorSpec
 from .protocol import ActorCalls, Coordinator, Executor, Stream
 
 _T = TypeVar("_T")
@@ -26,9 +26,9 @@ class LeasedExecutor:
         self.stalled_hint = executor.stalled_hint
 
     @contextmanager
-    def report_progress(self, spec: ProgressSpec) -> Iterator[Coordinator]:
-        """See `Executor.report_progress`. The loss ends training through its coordinator."""
-        with self.executor.report_progress(spec) as coordinator, self.lease.notify_on_loss(coordinator.report_fatal):
+    def coordinate(self, spec: CoordinatorSpec) -> Iterator[Coordinator]:
+        """See `Executor.coordinate`. The loss ends training through its coordinator."""
+        with self.executor.coordinate(spec) as coordinator, self.lease.notify_on_loss(coordinator.report_fatal):
             yield coordinator
 
     def map(

@@ -28,7 +28,7 @@ from pos2distill.store.retry import retry_while_unreachable
 from pos2distill.training.job import TrainingJob, TrainingOutcome
 
 from ..progress_bar import show_progress
-from ..run_coordinator import ProgressSpec, RunCoordinator
+from ..run_coordinator import CoordinatorSpec, RunCoordinator
 from .protocol import ActorCalls, Coordinator, Stream
 from .state_list import StateList
 
@@ -47,12 +47,12 @@ class LocalExecutor:
         from transformers.utils import logging
 
         self.runtime = runtime
-        # Bars of loading and saving weights would break into the progress that `report_progress` shows.
+        # Bars of loading and saving weights would break into the progress that `coordinate` shows.
         logging.disable_progress_bar()
 
     @contextmanager
-    def report_progress(self, spec: ProgressSpec) -> Iterator[RunCoordinator]:
-        """See `Executor.report_progress`."""
+    def coordinate(self, spec: CoordinatorSpec) -> Iterator[RunCoordinator]:
+        """See `Executor.coordinate`."""
         coordinator = RunCoordinator(spec)
         with show_progress(spec, coordinator.read):
             yield coordinator

@@ -12,7 +12,7 @@ from pos2distill.errors import UserError
 from pos2distill.sampling.operators import Operator
 from pos2distill.training.job import TrainingJob, TrainingOutcome
 
-from ..run_coordinator import ProgressSpec, RunProgress
+from ..run_coordinator import CoordinatorSpec, RunProgress
 
 
 class Coordinator(Protocol):
@@ -89,7 +89,7 @@ class Executor(Protocol):
 
     stalled_hint: str
 
-    def report_progress(self, spec: ProgressSpec) -> AbstractContextManager[Coordinator]:
+    def coordinate(self, spec: CoordinatorSpec) -> AbstractContextManager[Coordinator]:
         """The coordinator of a stage, whose progress is shown on the terminal while the body runs."""
 
     def map(

@@ -22,7 +22,7 @@ from ..executors import saved_steps
 from ..executors.protocol import Coordinator
 from ..interrupt import interruptible
 from ..progress_bar import is_quiet
-from ..run_coordinator import ProgressSpec, RunProgress
+from ..run_coordinator import CoordinatorSpec, RunProgress
 from . import sample
 from .answers import PROMPT_FIELDS
 from .plan_context import PlanContext
@@ -145,9 +145,10 @@ def _train(stage: Stage, context: RunContext, samples: Stage, start: float, *, s
     """
     job = _job(stage, context, samples)
     spec = resumed_spec(
-        sample.progress_spec(samples, context, "distill", epochs=job.study.training.epochs), stage.artifact
+        sample.coordinator_spec(samples, context, "distill", counts="trained", epochs=job.study.training.epochs),
+        stage.artifact,
     )
-    with context.executor.report_progress(spec) as coordinator:
+    with context.executor.coordinate(spec) as coordinator:
         stream = sample.sample_stream(
             samples,
             context.runtime,
@@ -199,7 +200,7 @@ def check_executor(stage: Stage, executor: str) -> None:
         )
 
 
-def resumed_spec(spec: ProgressSpec, checkpoint: Artifact) -> ProgressSpec:
+def resumed_spec(spec: CoordinatorSpec, checkpoint: Artifact) -> CoordinatorSpec:
     """The progress of a run that continues from its newest training state, if there is one."""
     steps = read_logged_steps(checkpoint)
     if not steps:

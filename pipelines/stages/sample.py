@@ -10,6 +10,7 @@ with the student's response.
 import functools
 from collections import Counter
 from collections.abc import Mapping
+from typing import Literal
 
 import pyarrow as pa
 
@@ -37,7 +38,7 @@ from pos2distill.store.selection import Selection
 
 from ..artifact_names import SAMPLES
 from ..executors.protocol import Coordinator, Stream
-from ..run_coordinator import ProgressSpec, RunProgress
+from ..run_coordinator import CoordinatorSpec, RunProgress
 from .answers import PROMPT_FIELDS
 from .plan_context import PlanContext
 from .prepare import TRAIN, training_examples, training_ids
@@ -115,9 +116,9 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     """
     progress = None
     SampleStore(stage.artifact).open()
-    spec = progress_spec(stage, context, "sample")
+    spec = coordinator_spec(stage, context, "sample", counts="kept")
     if len(spec.selection.missing):
-        with context.executor.report_progress(spec) as coordinator:
+        with context.executor.coordinate(spec) as coordinator:
             stream = sample_stream(stage, context.runtime, coordinator, return_samples=False)
             samples = context.executor.map(stream.blocks(), stream.operators, label="sampling", coordinator=coordinator)
             try:
@@ -130,26 +131,30 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     return publish(stage, context.runtime, progress)
 
 
-def progress_spec(stage: Stage, context: RunContext, label: str, *, epochs: int = 1) -> ProgressSpec:
-    """The progress that is reported while samples are made.
+def coordinator_spec(
+    stage: Stage, context: RunContext, label: str, *, counts: Literal["kept", "trained"], epochs: int = 1
+) -> CoordinatorSpec:
+    """What the coordinator of a stage begins with: what is stored, and which samples are needed.
 
     Args:
-        label: `sample` or `distill`.
+        label, counts: see `CoordinatorSpec`.
         epochs: how often the samples are counted.
     """
     ids = sample_ids_of(stage)
     tally = SampleStore(stage.artifact).read_tally(ids)
     known = Selection(tally.sampled_N, tally.kept_N, stage.study.wanted_samples)
     # Samples that are published were accepted; those of corrupt parts may be made again.
-    judged = Counter[str]() if stage.artifact.is_finished else tally.outcomes
+    counted_by_guard = Counter[str]() if stage.artifact.is_finished else tally.outcomes
     guard = FailureGuard(
         context.runtime.max_failed_fraction,
-        stored=judged.total(),
-        stored_failed=sum(judged[outcome] for outcome in FAILED),
+        stored=counted_by_guard.total(),
+        stored_failed=sum(counted_by_guard[outcome] for outcome in FAILED),
     )
     total = epochs * min(known.wanted, len(ids))
     stored = dict(tally.outcomes)
-    return ProgressSpec(context.name, label, total=total, stored=stored, guard=guard, ids=ids, selection=known)
+    return CoordinatorSpec(
+        context.name, label, counts, total=total, stored=stored, guard=guard, ids=ids, selection=known
+    )
 
 
 def sample_stream(

@@ -13,7 +13,7 @@ import pytest
 
 from pipelines.executors import build_executor
 from pipelines.plan import make_plan
-from pipelines.stages.sample import progress_spec
+from pipelines.stages.sample import coordinator_spec
 from pipelines.stages.stage import RunContext
 from pos2distill.config import Recipe
 from pos2distill.errors import MachineError, UserError
@@ -91,7 +91,7 @@ def test_a_run_with_too_many_failures_in_the_end_does_not_pass_the_second_time(
     assert samples.is_finished
     # What was accepted is not judged again by a lower limit, should a corrupt part of it be sampled again.
     context = RunContext(recipe.name, {}, recipe.runtime, build_executor(recipe.runtime), Lease())
-    progress_spec(make_plan(recipe).first_sample, context, "distill").guard.finish()
+    coordinator_spec(make_plan(recipe).first_sample, context, "distill", counts="trained").guard.finish()
 
 
 @pytest.mark.slow

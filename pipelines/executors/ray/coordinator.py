@@ -12,7 +12,7 @@ from ray.util.metrics import Gauge
 from pos2distill.errors import UserError
 
 from ...progress_bar import LINE_SECONDS, show_progress
-from ...run_coordinator import ProgressSpec, RunCoordinator, RunProgress
+from ...run_coordinator import CoordinatorSpec, RunCoordinator, RunProgress
 from .session import driver_node
 
 _READ_SECONDS = 30.0
@@ -31,7 +31,7 @@ _GAUGES = {
 class RunCoordinatorActor(RunCoordinator):
     """The coordinator, which also publishes its figures as Ray metrics with the run's name."""
 
-    def __init__(self, spec: ProgressSpec) -> None:
+    def __init__(self, spec: CoordinatorSpec) -> None:
         super().__init__(spec)
         # Shared by all gauges. Ray 2.60 raises an error if a declared tag has no value, so `_set` sets every one.
         tags = ("run", "outcome", "pool")
@@ -132,7 +132,7 @@ class RayCoordinator:
 
 
 @contextmanager
-def report_progress(spec: ProgressSpec, hint: str) -> Iterator[RayCoordinator]:
+def coordinate(spec: CoordinatorSpec, hint: str) -> Iterator[RayCoordinator]:
     """Start the coordinator's actor, and show its figures while the body runs, with a hint if nothing gets finished."""
     # On the driver's node: on a sampler's it would keep that node from ever being idle.
     actor = ray.remote(num_cpus=0, scheduling_strategy=driver_node())(RunCoordinatorActor).remote(spec)

@@ -11,10 +11,10 @@ from pos2distill.node_pools import TASK_CPUS
 from pos2distill.sampling.operators import ActorOperator, Operator, TaskOperator
 from pos2distill.training.job import TrainingJob, TrainingOutcome
 
-from ...run_coordinator import ProgressSpec
+from ...run_coordinator import CoordinatorSpec
 from ..protocol import ActorCalls, Coordinator, Stream
 from .actors import start_actors
-from .coordinator import RayCoordinator, report_progress
+from .coordinator import RayCoordinator, coordinate
 from .data import build_dataset
 from .messages import DriverMailbox
 from .session import connect, ray_session, require_resources, warn_of_unused_cluster_gpus
@@ -40,11 +40,11 @@ class RayExecutor:
                 yield self._mailbox
 
     @contextmanager
-    def report_progress(self, spec: ProgressSpec) -> Iterator[RayCoordinator]:
-        """See `Executor.report_progress`."""
+    def coordinate(self, spec: CoordinatorSpec) -> Iterator[RayCoordinator]:
+        """See `Executor.coordinate`."""
         with ray_session():
             warn_of_unused_cluster_gpus(self.runtime)
-            with report_progress(spec, self.stalled_hint) as coordinator:
+            with coordinate(spec, self.stalled_hint) as coordinator:
                 yield coordinator
 
     def map(

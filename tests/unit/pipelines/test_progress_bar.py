@@ -17,7 +17,7 @@ from pipelines.progress_bar import RateEstimator, StageProgress, show_progress, 
 from pipelines.run_coordinator import RunCoordinator
 from pipelines.stages import distill
 from pos2distill.store.artifacts import Artifact
-from tests.support.progress_spec import make_spec
+from tests.support.coordinator_spec import make_spec
 
 
 class Scripted:
@@ -114,7 +114,7 @@ def test_progress_hints_at_what_is_waited_for(
     script = Scripted(monkeypatch)
     coordinator = RunCoordinator(make_spec(total=6))
     script.steps = [nothing, nothing, nothing, lambda: coordinator.count_step(2, 1, 0.5), *[nothing] * 4]
-    show(progress_bar.progress_counter(coordinator.spec, coordinator.read, "look there"), script)
+    show(progress_bar.run_display(coordinator.spec, coordinator.read, "look there"), script)
     drawn = [line for line in re.split(r"[\r\n]", terminal.getvalue()) if "samples" in line and "; " in line]
     hinted = ["look there" in line for line in drawn[:8]]
     assert hinted == [False, False, True, False, False, False, True, True]
@@ -155,7 +155,7 @@ def test_lines_of_training(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         lambda: coordinator.count_step(4, 2, 0.5),
         lambda: coordinator.count_step(6, 3, 0.5),
     )
-    progress_bar.show_lines(progress_bar.progress_counter(coordinator.spec, coordinator.read), script)
+    progress_bar.show_lines(progress_bar.run_display(coordinator.spec, coordinator.read), script)
     trained, rest = "samples trained on (all epochs)", "sampled 3, kept 3"
     assert capsys.readouterr().err.splitlines() == [
         f"distill: 0 of 6 {trained}; starting processes and loading models, 1 s so far; {rest}",
@@ -195,7 +195,7 @@ def test_bar_of_a_resumed_run_begins_where_the_run_before_ended(monkeypatch: pyt
     coordinator = RunCoordinator(replace(make_spec(total=90), trained=45))
     steps = [lambda count=count: coordinator.count_step(count, count // 3, 0.5) for count in (48, 48, 51, 51)]
     script = Scripted(monkeypatch, nothing, *steps)
-    progress_bar.show_bar(progress_bar.progress_counter(coordinator.spec, coordinator.read), script)
+    progress_bar.show_bar(progress_bar.run_display(coordinator.spec, coordinator.read), script)
     drawn = [line for line in terminal.getvalue().split("\r") if ", " in line]
     states = [
         re.sub(r".*\| (\d+/90 samples) trained on \(all epochs\) \[[\d:]+, (.*?)[;\]].*", r"\1, \2", line.strip())

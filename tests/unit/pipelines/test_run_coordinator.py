@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.run_coordinator import _ACTIVE_SECONDS, _PATIENCE_SECONDS, RunCoordinator, RunProgress
 from pos2distill.errors import MachineError, TransientError, UserError
-from tests.support.progress_spec import make_spec
+from tests.support.coordinator_spec import make_spec
 
 
 def test_run_progress_names_what_has_happened() -> None:
@@ -20,7 +20,7 @@ def test_run_progress_names_what_has_happened() -> None:
 def test_run_progress_of_sampling_counts_kept_samples() -> None:
     """Answers that are not kept are no part of what is left to do. Training counts samples over all epochs."""
     current = RunProgress(stored=Counter(kept=6, wrong=4), trained=15)
-    assert (current.count("sample"), current.count("distill")) == (6, 15)
+    assert (current.count("kept"), current.count("trained")) == (6, 15)
 
 
 def test_run_coordinator_raises_after_too_many_failed_samples_and_has_counted_them() -> None:
@@ -131,7 +131,7 @@ def test_run_coordinator_keeps_the_first_fatal_error() -> None:
 
 def test_run_coordinator_of_a_resumed_run_starts_at_its_checkpoint() -> None:
     coordinator = RunCoordinator(replace(make_spec(), trained=5))
-    assert coordinator.read().count("distill") == 5
+    assert coordinator.read().count("trained") == 5
 
 
 def test_run_coordinator_ends_training_after_a_fatal_error_instead_of_saving() -> None:

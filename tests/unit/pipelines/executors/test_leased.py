@@ -21,7 +21,7 @@ class Numbers:
         self.reported: list[object] = []
 
     @contextmanager
-    def report_progress(self, spec: object) -> Iterator[Any]:
+    def coordinate(self, spec: object) -> Iterator[Any]:
         yield SimpleNamespace(report_fatal=self.reported.append)
 
     def map(
@@ -83,7 +83,7 @@ def test_leased_executor_does_not_end_as_finished_after_the_loss(executor: Any, 
 
 
 def test_leased_executor_reports_the_loss_to_the_coordinator(executor: Any, lease: Lease) -> None:
-    with executor.report_progress(None):
+    with executor.coordinate(None):
         lease.mark_lost("lost")
     (error,) = executor.executor.reported
     assert isinstance(error, TransientError)
