@@ -7,10 +7,10 @@ from pos2distill.store.samples import SampleStore, UnreadablePartError
 from pos2distill.tasks.permutations import candidate_placements
 
 from .artifact_names import BASE_SCORES, CHECKPOINT, DISTILLED_SCORES, ROPE_SCALES, SAMPLES, SLOT_SCORES
-from .stages.answers import prediction_parts
 from .stages.distill import read_logged_steps
 from .stages.evaluate import eval_specs, reference_specs
 from .stages.made_from import changed_input
+from .stages.predictions import prediction_parts
 from .stages.sample import sample_ids_of
 from .stages.stage import Stage
 

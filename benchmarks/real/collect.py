@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.circumstances import circumstances
 from benchmarks.real.stopped import answers
 from pipelines.plan import Plan, make_plan
-from pipelines.stages.answers import PREDICTIONS
+from pipelines.stages.predictions import PREDICTIONS
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from pos2distill.errors import UserError

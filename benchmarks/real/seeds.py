@@ -25,7 +25,7 @@ import pyarrow as pa
 from matplotlib.figure import Figure
 
 from benchmarks.real.stopped import RESAMPLES, answers, curves, cut, lengths, open_artifact
-from pipelines.stages.answers import PREDICTIONS
+from pipelines.stages.predictions import PREDICTIONS
 from pos2distill.errors import UserError
 from pos2distill.evaluation.cross_fitting import mean_gap_change
 from pos2distill.evaluation.scores import Grid, to_grid

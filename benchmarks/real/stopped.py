@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.stages.answers import PREDICTIONS, finished_examples, prediction_parts
+from pipelines.stages.predictions import PREDICTIONS, finished_examples, prediction_parts
 from pos2distill.evaluation.scores import paired_difference, to_curve, to_grid
 from pos2distill.store.artifacts import Artifact
 

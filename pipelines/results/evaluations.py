@@ -11,8 +11,8 @@ from pos2distill.store.checkpoint_layout import model_url
 
 from ..plan import Plan
 from ..scaled_config import SCALED_CONFIG_FOLDER, scaled_config_files
-from ..stages.answers import read_predictions, read_refused
 from ..stages.made_from import is_current
+from ..stages.predictions import read_predictions, read_refused
 from ..stages.resolve import resolve_auto_settings
 from ..stages.stage import Stage
 from .folders import EVALUATION_FOLDER, SUMMARY, write_folder

@@ -14,7 +14,7 @@ from pos2distill.store.files import is_corrupt, read_if_any, read_table
 from pos2distill.urls import open_url, storage_errors
 
 from ..provenance import PROVENANCE_FILE, parse_provenance
-from ..stages.answers import PREDICTIONS, REFUSALS
+from ..stages.predictions import PREDICTIONS, REFUSALS
 from .run_summaries import question_settings, read_run_summary
 
 

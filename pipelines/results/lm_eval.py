@@ -25,8 +25,8 @@ from pos2distill.urls import open_url, storage_errors
 
 from ..artifact_names import SCORES
 from .artifact_lookup import open_artifact, open_folder, study_of
+from .inspection.question import QuestionValues
 from .inspection.questions import QuestionFilter, iter_questions
-from .inspection.rows import Row
 from .run_summaries import summary_of
 
 _COMMON = "_common.yaml"
@@ -164,7 +164,7 @@ def read_sample_logs(paths: list[str], folder: str) -> pa.Table:
     return pa.Table.from_pylist(rows, _SCORE_SCHEMA)
 
 
-def _score_row(sample: dict[str, Any]) -> Row:
+def _score_row(sample: dict[str, Any]) -> QuestionValues:
     doc = sample["doc"]
     return {
         "example_id": str(doc["id"]),
@@ -178,7 +178,7 @@ def _score_row(sample: dict[str, Any]) -> Row:
     }
 
 
-def _checked(rows: Iterator[Row], study: Study) -> Iterator[Row]:
+def _checked(rows: Iterator[QuestionValues], study: Study) -> Iterator[QuestionValues]:
     """The rows, of which each prompt's text has as many tokens as the prompt."""
     from pos2distill.models.load import load_tokenizer
 
@@ -193,7 +193,7 @@ def _checked(rows: Iterator[Row], study: Study) -> Iterator[Row]:
         yield row
 
 
-def _task_key(row: Row) -> tuple[int, list[int], str]:
+def _task_key(row: QuestionValues) -> tuple[int, list[int], str]:
     return row["documents"], position_order(row["position"]), row["position"]
 
 
@@ -201,7 +201,7 @@ def _as_name(text: str) -> str:
     return re.sub(r"\W+", "_", text)
 
 
-def _doc(row: Row, study: Study) -> dict[str, Any]:
+def _doc(row: QuestionValues, study: Study) -> dict[str, Any]:
     return {
         "id": row["example_id"],
         "prompt": row["prompt"],

@@ -31,10 +31,10 @@ from pos2distill.store.files import write_bytes
 from ..plan import Plan, PlannedStudy, TaskPlan
 from ..provenance import Provenance, package_versions, read_provenance
 from ..stages.analyze import ANALYSIS, read_analysis
-from ..stages.answers import read_predictions
 from ..stages.distill import has_adapter, read_steps
 from ..stages.evaluate import eval_specs
 from ..stages.made_from import is_current
+from ..stages.predictions import read_predictions
 from ..stages.prepare import EVALUATION, read_locations, read_prepared
 from ..stages.resolve import resolve_auto_settings
 from ..stages.stage import Stage

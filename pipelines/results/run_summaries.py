@@ -19,7 +19,7 @@ from pos2distill.store.storage import RUN_FILE, run_name
 from pos2distill.urls import open_url, storage_errors
 
 from ..artifact_names import SCORES
-from ..stages.answers import read_predictions, read_refused
+from ..stages.predictions import read_predictions, read_refused
 from .artifact_lookup import artifact_at, no_such_run, open_folder
 from .folders import EVALUATION_FOLDER, MODELS, REPORT_FOLDER, SUMMARY
 

@@ -22,9 +22,9 @@ from pos2distill.store.parts import TableParts
 from pos2distill.tasks.permutations import advantageous_slots
 
 from ..artifact_names import BASE_ANALYSIS, DISTILLED_ANALYSIS
-from .answers import PROMPT_FIELDS, read_predictions
 from .parts_loop import map_and_store
 from .plan_context import PlanContext
+from .predictions import PROMPT_FIELDS, read_predictions
 from .prepare import EVALUATION, evaluation_examples, read_prepared
 from .resolve import resolve_auto_settings, with_distilled
 from .sample import TEACHERS

@@ -13,8 +13,8 @@ from pos2distill.store.artifacts import Manifest
 from pos2distill.tasks.permutations import candidate_placements
 
 from ..artifact_names import SLOT_SCORES
-from .answers import PROMPT_FIELDS, predict, publish
 from .plan_context import PlanContext
+from .predictions import PROMPT_FIELDS, predict, publish
 from .prepare import TRAIN, count_training, training_examples
 from .resolve import resolve_auto_settings
 from .stage import RunContext, Stage, recorded_seconds
@@ -45,7 +45,7 @@ def plan(context: PlanContext) -> Stage:
 def run(stage: Stage, context: RunContext) -> Manifest:
     """Evaluate the base model and record the best slots (the first of equal ones), their accuracy and interval.
 
-    Counts: see `count_answers`.
+    Counts: see `count_predictions`.
     """
     study = resolve_auto_settings(stage.study, stage.inputs)
     # Both uses require a single number of hops, which `Study` has checked.
@@ -56,10 +56,10 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     count = count_training(examples.artifact, at_most=study.method.auto_examples, setting="method.auto_examples")
     specs = [PromptSpec(documents, {hops: placements})]
     with recorded_seconds(stage, context, "choose") as seconds:
-        answers = predict(stage, study, context, TRAIN, count, specs)
+        predictions = predict(stage, study, context, TRAIN, count, specs)
     # The interval is only shown: with a number of bootstrap samples of its own, no setting of the report changes the
     # choice, and with it the samples and the checkpoint.
-    curve = to_curve(to_grid(answers.predictions, documents), bootstrap_samples=_BOOTSTRAP_SAMPLES, seed=study.seed)
+    curve = to_curve(to_grid(predictions.answered, documents), bootstrap_samples=_BOOTSTRAP_SAMPLES, seed=study.seed)
     best = int(np.argmax(curve.accuracy_by_slot))
     details = {
         "slots": list(placements[best].slots),
@@ -67,4 +67,4 @@ def run(stage: Stage, context: RunContext) -> Manifest:
         "ci95": curve.accuracy_ci95[best],
         "curve": asdict(curve),
     }
-    return publish(stage, answers, count, seconds, details)
+    return publish(stage, predictions, count, seconds, details)

@@ -24,8 +24,8 @@ from ..interrupt import interruptible
 from ..progress_bar import is_quiet
 from ..run_coordinator import CoordinatorSpec, RunProgress
 from . import sample
-from .answers import PROMPT_FIELDS
 from .plan_context import PlanContext
+from .predictions import PROMPT_FIELDS
 from .prepare import TRAIN, training_examples
 from .resolve import resolve_auto_settings, with_distilled
 from .stage import RunContext, Stage, record_stopped

@@ -1,4 +1,4 @@
-"""Stage `evaluate`: greedy answers at every placement, scored, in one table of predictions (`answers`)."""
+"""Stage `evaluate`: greedy answers at every placement, scored, in one table (`predictions`)."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,8 +12,8 @@ from pos2distill.tasks.permutations import Placement, evaluated_placements, rank
 from pos2distill.tasks.prompts import MessageBuilder
 
 from ..artifact_names import BASE_SCORES, DISTILLED_SCORES
-from .answers import PROMPT_FIELDS, predict, publish
 from .plan_context import PlanContext
+from .predictions import PROMPT_FIELDS, predict, publish
 from .prepare import EVALUATION, evaluation_examples, read_prepared
 from .resolve import resolve_auto_settings, with_distilled
 from .stage import Input, RunContext, Stage, recorded_seconds
@@ -62,16 +62,16 @@ def plan(context: PlanContext, *, distill: Stage | None = None) -> Stage:
 def run(stage: Stage, context: RunContext) -> Manifest:
     """Evaluate one model at every placement and write the predictions.
 
-    Counts: see `count_answers`.
+    Counts: see `count_predictions`.
     """
     study = with_distilled(resolve_auto_settings(stage.study, stage.inputs), stage.inputs)
     examples = stage.inputs["examples"]
     count = len(read_prepared(examples.artifact, EVALUATION, ["example_id"]))
     specs = eval_specs(study, stage.inputs.get("curve")) + reference_specs(study)
     with recorded_seconds(stage, context, "evaluate") as seconds:
-        answers = predict(stage, study, context, EVALUATION, count, specs)
-    details = {**_prompt_lengths(study, answers.predictions), **_chat_frame(study)}
-    return publish(stage, answers, count, seconds, details)
+        predictions = predict(stage, study, context, EVALUATION, count, specs)
+    details = {**_prompt_lengths(study, predictions.answered), **_chat_frame(study)}
+    return publish(stage, predictions, count, seconds, details)
 
 
 def _chat_frame(study: Study) -> dict[str, Any]:

@@ -39,8 +39,8 @@ from pos2distill.store.selection import Selection
 from ..artifact_names import SAMPLES
 from ..executors.protocol import Coordinator, Stream
 from ..run_coordinator import CoordinatorSpec, RunProgress
-from .answers import PROMPT_FIELDS
 from .plan_context import PlanContext
+from .predictions import PROMPT_FIELDS
 from .prepare import TRAIN, training_examples, training_ids
 from .resolve import resolve_auto_settings, with_distilled
 from .stage import Digests, Input, RunContext, Stage, record_stopped

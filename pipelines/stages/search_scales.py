@@ -24,8 +24,8 @@ from pos2distill.tasks.permutations import candidate_placements
 from ..artifact_names import ROPE_SCALES
 from ..progress_bar import show_stage
 from ..scaled_config import SCALED_CONFIG_FOLDER, scaled_config_files
-from .answers import PROMPT_FIELDS
 from .plan_context import PlanContext
+from .predictions import PROMPT_FIELDS
 from .prepare import TRAIN, count_training, training_examples
 from .stage import RunContext, Stage, recorded_seconds
 

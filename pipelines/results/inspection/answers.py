@@ -12,19 +12,19 @@ from pos2distill.records import PREDICTION_SCHEMA, Slots, example_from_row
 from pos2distill.store.artifacts import Artifact
 
 from ...artifact_names import BASE_SCORES
-from ...stages.answers import read_predictions, read_refused
 from ...stages.evaluate import declared_settings, eval_specs
+from ...stages.predictions import read_predictions, read_refused
 from ...stages.prepare import EVALUATION, read_locations, read_prepared
 from ...stages.stage import Input
 from ..artifact_lookup import input_artifact, list_artifacts, provenance_of, study_of
-from .rows import InspectedRow, PromptParts, Row
+from .question import InspectedQuestion, PromptParts, QuestionValues
 
 _PromptVariant = tuple[int, int, int]
 """One prompt of a question: the number of documents, the placement and the order of the distractors."""
 _Answer = Mapping[str, Any]
 
 
-def answer_rows(artifact: Artifact, study: Study) -> Iterator[InspectedRow]:
+def iter_answers(artifact: Artifact, study: Study) -> Iterator[InspectedQuestion]:
     """Every question at every position, with the answers of the base model and, if there is one, the distilled one."""
     examples = input_artifact(artifact, "examples")
     answers = {model: _by_variant(scores) for model, scores in _models(artifact, study, examples).items()}
@@ -40,7 +40,7 @@ def answer_rows(artifact: Artifact, study: Study) -> Iterator[InspectedRow]:
             first_answer = first_model[variant]
             documents, slots = first_answer["documents"], tuple(first_answer["slots"])
             prompt = PromptParts(example, documents, slots, first_answer["order"], slots_of_ranks.get(documents, ()))
-            values: Row = {
+            values: QuestionValues = {
                 "example_id": example.example_id,
                 "location": locations.get(example.example_id, ""),
                 "question": example.question,
@@ -59,7 +59,7 @@ def answer_rows(artifact: Artifact, study: Study) -> Iterator[InspectedRow]:
                 elif answer is not None:
                     values[model] = _answer_values(answer, prompt, attribution)
             values["outcomes"] = _outcomes(values)
-            yield InspectedRow(values, prompt)
+            yield InspectedQuestion(values, prompt)
 
 
 def _models(artifact: Artifact, study: Study, examples: Artifact) -> dict[str, Artifact]:
@@ -101,9 +101,9 @@ def _slots_of_ranks(artifact: Artifact, study: Study) -> dict[Any, Slots]:
     return {spec.documents: spec.slot_of_rank for spec in eval_specs(study, curve)}
 
 
-def _answer_values(answer: _Answer, prompt: PromptParts, attribution: Attribution) -> Row:
+def _answer_values(answer: _Answer, prompt: PromptParts, attribution: Attribution) -> QuestionValues:
     """What is shown of one model's answer. found_in_documents: positions of those that hold a wrong answer's words."""
-    values: Row = {
+    values: QuestionValues = {
         "text": answer["text"],
         "correct": answer["correct"],
         "cut": answer["finish_reason"] == "length",
@@ -116,7 +116,7 @@ def _answer_values(answer: _Answer, prompt: PromptParts, attribution: Attributio
     return values
 
 
-def _outcomes(values: Row) -> list[str]:
+def _outcomes(values: QuestionValues) -> list[str]:
     """What became of the answer: correct or wrong of the last model, and the change if there are two.
 
     Or `refused`, of a prompt that a server refused.

@@ -6,7 +6,7 @@ from typing import Any
 from pos2distill.config import Study
 from pos2distill.tasks.prompts import MessageBuilder, PromptBuilder, joined_text
 
-from .rows import PromptParts
+from .question import PromptParts
 
 
 class PromptText:

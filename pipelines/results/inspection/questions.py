@@ -11,10 +11,10 @@ from pos2distill.store.artifacts import Artifact
 
 from ...artifact_names import BASE_SCORES, SAMPLES, SCORES
 from ..artifact_lookup import open_artifact, study_of
-from .answers import answer_rows
+from .answers import iter_answers
 from .prompt_text import PromptText
-from .rows import Row
-from .samples import sample_rows
+from .question import QuestionValues
+from .samples import iter_samples
 
 _CHANGES = ("gained", "lost", "flipped")
 _ANSWER_OUTCOMES = ("correct", "wrong", *_CHANGES, "cut", "refused")
@@ -38,7 +38,7 @@ class QuestionFilter:
     outcome: str | None = None
     documents: int | None = None
 
-    def accepts(self, row: Row) -> bool:
+    def accepts(self, row: QuestionValues) -> bool:
         """Whether a question is shown."""
         own_id: str = row["sample_id"] if "sample_id" in row else row["example_id"]
         words = "\n".join([own_id, row["location"], row["question"]]).lower()
@@ -58,7 +58,7 @@ def iter_questions(
     prompts: bool,
     entropy: bool = False,
     task: str | None = None,
-) -> Iterator[Row]:
+) -> Iterator[QuestionValues]:
     """The selected questions of a run, in the order of its examples.
 
     Args:
@@ -79,9 +79,9 @@ def iter_questions(
         _require_entropy(artifact, study)
     _require_outcome(question_filter.outcome, artifact)
     if artifact.name == SAMPLES:
-        questions = sample_rows(artifact, study, entropy=entropy)
+        questions = iter_samples(artifact, study, entropy=entropy)
     else:
-        questions = answer_rows(artifact, study)
+        questions = iter_answers(artifact, study)
     prompt_text = PromptText(study) if prompts else None
     positions: dict[int, set[str]] = {}
     for question in questions:

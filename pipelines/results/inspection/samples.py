@@ -13,7 +13,7 @@ from pos2distill.store.samples import SampleStore, StoreIndex
 
 from ...stages.prepare import TRAIN, read_locations, read_prepared, training_ids
 from ..artifact_lookup import input_artifact
-from .rows import InspectedRow, PromptParts, Row
+from .question import InspectedQuestion, PromptParts, QuestionValues
 
 _COLUMNS = (
     "sample_id",
@@ -28,7 +28,7 @@ _COLUMNS = (
 )
 
 
-def sample_rows(artifact: Artifact, study: Study, *, entropy: bool) -> Iterator[InspectedRow]:
+def iter_samples(artifact: Artifact, study: Study, *, entropy: bool) -> Iterator[InspectedQuestion]:
     """Every sampled answer, with why it was kept or not, and the teacher's entropy if it is asked for."""
     examples = input_artifact(artifact, "examples")
     locations = read_locations(examples)
@@ -50,7 +50,7 @@ def sample_rows(artifact: Artifact, study: Study, *, entropy: bool) -> Iterator[
         # A sample that failed may have a prompt that is too long to be built.
         if stored_prompt_is_teachers and sample["outcome"] != "failed":
             prompt = PromptParts(example_from_row(sample["example"]), sample["documents"], tuple(sample["slots"]))
-        values: Row = {
+        values: QuestionValues = {
             "sample_id": sample["sample_id"],
             "example_id": sample["example_id"],
             "location": locations.get(sample["example_id"], ""),
@@ -65,9 +65,9 @@ def sample_rows(artifact: Artifact, study: Study, *, entropy: bool) -> Iterator[
             "error": sample["error"],
         }
         if teacher_entropy is not None and sample["outcome"] == "kept":
-            yield InspectedRow(values, prompt, partial(teacher_entropy, index))
+            yield InspectedQuestion(values, prompt, partial(teacher_entropy, index))
         else:
-            yield InspectedRow(values, prompt)
+            yield InspectedQuestion(values, prompt)
 
 
 class TeacherEntropy:
@@ -89,7 +89,7 @@ class TeacherEntropy:
         self.tokenizer = load_tokenizer(study.model)
         self.head = FrozenHead.from_checkpoint(study.model, torch_dtype(study.model.dtype))
 
-    def __call__(self, index: int) -> Row:
+    def __call__(self, index: int) -> QuestionValues:
         """The mean over the tokens of the sample at this index, and each token's text and entropy."""
         import torch
 

@@ -15,7 +15,7 @@ from pipelines.cli import command_line
 from pipelines.cli.browse import BROWSING
 from pipelines.cli.help_texts import COMMAND_HELP
 from pipelines.plan import make_plan
-from pipelines.stages.answers import prediction_parts, read_predictions
+from pipelines.stages.predictions import prediction_parts, read_predictions
 from pipelines.terminal import summarize_manifest
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe

@@ -15,7 +15,7 @@ from pipelines.cli import command_line
 from pipelines.cli.gate_options import add_gate, read_gate
 from pipelines.plan import make_plan
 from pipelines.provenance import Provenance
-from pipelines.stages.answers import Answers, count_answers
+from pipelines.stages.predictions import Predictions, count_predictions
 from pos2distill.config import Recipe
 from pos2distill.records import PREDICTION_SCHEMA, REFUSAL_SCHEMA
 from pos2distill.store.artifacts import Artifact
@@ -47,7 +47,7 @@ def publish(artifact: Artifact, right: tuple[int, ...], cut: int = 0) -> None:
         for example in range(200)
     ]
     table = pa.Table.from_pylist(rows, schema=PREDICTION_SCHEMA)
-    counts = count_answers(200, Answers(table, REFUSAL_SCHEMA.empty_table()))
+    counts = count_predictions(200, Predictions(table, REFUSAL_SCHEMA.empty_table()))
     with artifact.writing():
         artifact.write_table("predictions.parquet", table)
         details = {"prompt_tokens": {"4": {"mean": 100.0, "max": 100}}, "context_tokens": 512}

@@ -39,16 +39,16 @@ PROMPT_FIELDS = ("model", "data.template", "data.prompt", "data.metric", "data.h
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class Predictions:
     """The answers of one model to some examples.
 
     Attributes:
-        predictions: a table of `PREDICTION_SCHEMA`, sorted by prompt length, example, placement and order, of the
+        answered: a table of `PREDICTION_SCHEMA`, sorted by prompt length, example, placement and order, of the
             examples that are answered at every placement.
         refused: a table of `REFUSAL_SCHEMA`, of all others.
     """
 
-    predictions: pa.Table
+    answered: pa.Table
     refused: pa.Table
 
 
@@ -68,7 +68,9 @@ def finished_examples(predictions: pa.Table, prompts_per_example: int) -> pa.Arr
     return counts.filter(pc.equal(counts["placement_count"], prompts_per_example))["example_id"].combine_chunks()
 
 
-def predict(stage: Stage, study: Study, context: RunContext, file: str, count: int, specs: list[PromptSpec]) -> Answers:
+def predict(
+    stage: Stage, study: Study, context: RunContext, file: str, count: int, specs: list[PromptSpec]
+) -> Predictions:
     """Greedy answers to the first `count` examples of a file of the stage's input `examples`, at every placement.
 
     Answers and refusals are stored in the stage's artifact as they come, also those that came with a failure which
@@ -118,7 +120,7 @@ class _Recorder:
         self.count, self.max_refused = count, max_refused
         self.parts, self.refused_parts = prediction_parts(artifact), refusal_parts(artifact)
         self.answered, self.refused = self.parts.read(), self.refused_parts.read()
-        self.answers, self.correct = len(self.answered), _count_correct(self.answered)
+        self.num_answered, self.correct = len(self.answered), _count_correct(self.answered)
         self._require_few_refused()
 
     def __call__(self, responses: pa.Table) -> str:
@@ -133,28 +135,28 @@ class _Recorder:
         if len(refused):
             self.refused_parts.append(refused)
         self.refused = pa.concat_tables([self.refused, refused])
-        self.answers += len(answers)
+        self.num_answered += len(answers)
         self.correct += _count_correct(answers)
         # After all is stored, so that no answer that was paid for is lost.
         require_responses(responses.filter(pc.field("outcome") != "refused"))
         self._require_few_refused()
-        return f"correct {self.correct} of {self.answers} so far" if self.answers else ""
+        return f"correct {self.correct} of {self.num_answered} so far" if self.num_answered else ""
 
-    def read(self, prompts_per_example: int) -> Answers:
+    def read(self, prompts_per_example: int) -> Predictions:
         """All answers and refusals that are stored.
 
         Raises:
             TransientError: if that is not all.
         """
         refused = self.refused_parts.read()
-        predictions = _without(self.parts.read(), _ids(refused))
+        answered = _without(self.parts.read(), _ids(refused))
         expected = (self.count - _count_examples(refused)) * prompts_per_example
-        if len(predictions) != expected:
+        if len(answered) != expected:
             raise TransientError(
-                f"{self.parts.artifact.url}: {len(predictions)} of {expected} answers are readable; run the same "
+                f"{self.parts.artifact.url}: {len(answered)} of {expected} answers are readable; run the same "
                 f"command again"
             )
-        return Answers(predictions, refused)
+        return Predictions(answered, refused)
 
     def _require_few_refused(self) -> None:
         """Require that few examples are left out. The order of the questions does not matter.
@@ -206,17 +208,17 @@ def _prompt_keys(predictions: pa.Table) -> frozenset[PromptKey]:
 
 def publish(
     stage: Stage,
-    answers: Answers,
+    predictions: Predictions,
     count: int,
     seconds: Mapping[str, float],
     details: Mapping[str, Any] | None = None,
 ) -> Manifest:
     """Write the answers to `count` examples, each table as one file, and publish the artifact."""
     artifact = stage.artifact
-    artifact.write_table(PREDICTIONS, answers.predictions)
-    if len(answers.refused):
-        artifact.write_table(REFUSALS, answers.refused)
-    manifest = artifact.publish(counts=count_answers(count, answers), seconds=seconds, details=details)
+    artifact.write_table(PREDICTIONS, predictions.answered)
+    if len(predictions.refused):
+        artifact.write_table(REFUSALS, predictions.refused)
+    manifest = artifact.publish(counts=count_predictions(count, predictions), seconds=seconds, details=details)
     prediction_parts(artifact).remove()
     refusal_parts(artifact).remove()
     return manifest
@@ -239,28 +241,28 @@ def read_refused(artifact: Artifact) -> pa.Table:
     return artifact.read_table(REFUSALS)
 
 
-def count_answers(examples: int, answers: Answers) -> dict[str, int]:
+def count_predictions(examples: int, predictions: Predictions) -> dict[str, int]:
     """What became of every example and prompt, and the tokens of both unless a server did not count them.
 
     Counts: refused of the examples are left out, because a server refuses one of their prompts; absent if there are
     none. prompts = correct + wrong, of the others; hit_max_tokens of them were cut off at the length limit; thoughts
     and unfinished_thoughts: see `count_thoughts`.
     """
-    predictions = answers.predictions
-    correct = _count_correct(predictions)
+    answered = predictions.answered
+    correct = _count_correct(answered)
     counts = {"examples": examples}
-    if len(answers.refused):
-        counts["refused"] = _count_examples(answers.refused)
+    if len(predictions.refused):
+        counts["refused"] = _count_examples(predictions.refused)
     counts |= {
-        "prompts": len(predictions),
+        "prompts": len(answered),
         "correct": correct,
-        "wrong": len(predictions) - correct,
-        "hit_max_tokens": pc.sum(pc.equal(predictions["finish_reason"], "length")).as_py(),
-        **count_thoughts(predictions["text"].to_pylist()),
+        "wrong": len(answered) - correct,
+        "hit_max_tokens": pc.sum(pc.equal(answered["finish_reason"], "length")).as_py(),
+        **count_thoughts(answered["text"].to_pylist()),
     }
     for name in ("prompt_tokens", "answer_tokens"):
-        if predictions[name].null_count == 0:
-            counts[name] = pc.sum(predictions[name]).as_py()
-    if predictions["prompt_tokens"].null_count:
-        counts["without_usage"] = predictions["prompt_tokens"].null_count
+        if answered[name].null_count == 0:
+            counts[name] = pc.sum(answered[name]).as_py()
+    if answered["prompt_tokens"].null_count:
+        counts["without_usage"] = answered["prompt_tokens"].null_count
     return counts

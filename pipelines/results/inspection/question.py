@@ -6,7 +6,7 @@ from typing import Any
 
 from pos2distill.records import Example, Slots
 
-Row = dict[str, Any]
+QuestionValues = dict[str, Any]
 """What is shown of a question, by name."""
 
 
@@ -27,7 +27,7 @@ class PromptParts:
 
 
 @dataclass(frozen=True, slots=True)
-class InspectedRow:
+class InspectedQuestion:
     """A question at one position, before it is known whether it is shown.
 
     Attributes:
@@ -36,6 +36,6 @@ class InspectedRow:
             that are shown alone, since the hidden states of all samples may not fit the memory.
     """
 
-    values: Row
+    values: QuestionValues
     prompt: Sequence[int] | PromptParts
-    read_entropy: Callable[[], Row] | None = None
+    read_entropy: Callable[[], QuestionValues] | None = None

@@ -1,6 +1,6 @@
 import pyarrow as pa
 
-from pipelines.stages.answers import finished_examples, prediction_parts, refusal_parts
+from pipelines.stages.predictions import finished_examples, prediction_parts, refusal_parts
 from pos2distill.records import PREDICTION_SCHEMA, REFUSAL_SCHEMA
 from pos2distill.store.artifacts import Artifact
 
