@@ -1,6 +1,7 @@
 """The commands: lists of stages, of which those that are not finished run in order. `COMMANDS` has them all."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -133,11 +134,8 @@ def run_evaluate(recipe: Recipe, studies: Sequence[PlannedStudy], *, gate: Gate 
         print(f"evaluation.also_evaluate: {names}: evaluated by `study`, not by `evaluate`", flush=True)
     # Before anything runs.
     compared = read_baseline(gate.baseline, plan.study) if gate.baseline else None
-    checked = _check(planned, "evaluate")
-    with driver_lease(recipe) as lease:
-        _run(planned, "evaluate", checked, lease)
-        with storage_errors(recipe.storage, "runtime.storage"):
-            evaluations = write_evaluations(recipe, plan)
+    with _finished_stages(recipe, studies, "evaluate"), storage_errors(recipe.storage, "runtime.storage"):
+        evaluations = write_evaluations(recipe, plan)
     inference = recipe.study.inference
     method = "" if inference.method == "none" else f" with {inference.method}"
     ranks = " (positions are ranks)" if inference.reorders else ""
@@ -156,10 +154,7 @@ def run_evaluate(recipe: Recipe, studies: Sequence[PlannedStudy], *, gate: Gate 
 
 def run_analyze(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
     """Analyze why answers differ by position: of the base model and, once there is a checkpoint, the distilled one."""
-    (planned,) = studies
-    checked = _check(planned, "analyze")
-    with driver_lease(recipe) as lease:
-        _run(planned, "analyze", checked, lease)
+    with _finished_stages(recipe, studies, "analyze") as planned:
         analyses = read_analyses(planned.plan)
         write_analysis(planned.recipe, analyses)
     for model, analysis in analyses.items():
@@ -184,20 +179,15 @@ def _with_analysis(recipe: Recipe) -> Recipe:
 
 def run_sample(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
     """Make the samples, with what the teacher stores beside them."""
-    (planned,) = studies
-    checked = _check(planned, "sample")
-    with driver_lease(recipe) as lease:
-        _run(planned, "sample", checked, lease)
+    with _finished_stages(recipe, studies, "sample"):
+        pass  # nothing is written beside them
 
 
 def run_distill(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
     """Train the checkpoint from stored samples; in streamed mode, sample what is missing at the same time."""
-    (planned,) = studies
-    checked = _check(planned, "distill")
-    with driver_lease(recipe) as lease:
-        _require_samples(recipe, studies)
-        _run(planned, "distill", checked, lease)
-    print_paths(checkpoint=model_url(planned.plan.distill.artifact))
+    with _finished_stages(recipe, studies, "distill") as planned:
+        checkpoint = model_url(planned.plan.distill.artifact)
+    print_paths(checkpoint=checkpoint)
 
 
 def _require_samples(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
@@ -279,6 +269,17 @@ COMMANDS = {
         lambda plan: plan.reported_stages, run_report, only_reads=True, takes_sweeps=True, require=_require_results
     ),
 }
+
+
+@contextmanager
+def _finished_stages(recipe: Recipe, studies: Sequence[PlannedStudy], command: str) -> Iterator[PlannedStudy]:
+    """The body runs once the stages of a command for one study are finished, still as the storage's only driver."""
+    (planned,) = studies
+    checked = _check(planned, command)
+    with driver_lease(recipe) as lease:
+        COMMANDS[command].require(recipe, studies)
+        _run(planned, command, checked, lease)
+        yield planned
 
 
 def _check(planned: PlannedStudy, command: str) -> list[Stage]:
