@@ -40,6 +40,7 @@ _METHOD = (
     "method.anchor_weight",
     "method.view",
     "method.alignment",
+    "method.divergence",
     "method.teacher",
     "method.teacher_slot",
     "method.teacher_topk",

@@ -15,6 +15,7 @@ DEFAULT_SLOT_LIMIT = 10
 _DEFAULT_TOPK = 64
 
 Alignment = Literal["shifted", "official"]
+Divergence = Literal["forward", "reverse"]
 DistractorOrder = Literal["fixed", "reshuffled"]
 
 
@@ -75,6 +76,13 @@ class MethodSection(Section):
     )
     view_weight: float = Field(
         1.0, gt=0, description="Weight of the divergence between both views, for view `skip` or `cyclic`."
+    )
+    # Left out of dumps, and so of fingerprints, where it is the paper's.
+    divergence: Divergence = Field(
+        "forward",
+        exclude_if=lambda divergence: divergence == "forward",
+        description="KL of methods with one. `forward`: weighted by the teacher's probabilities, as in the paper; "
+        "`reverse`: by the student's, as other on-policy distillation often has it (docs/methods.md).",
     )
     alignment: Alignment = Field(
         "shifted",
@@ -169,8 +177,9 @@ class MethodSection(Section):
         if self.weights not in self.spec.allowed_weights:
             hint = did_you_mean(self.weights, self.spec.allowed_weights)
             raise ValueError(f"weights: '{self.weights}' is not supported by method '{self.name}'{hint}")
-        if self.alignment == "official" and self.loss == "ce":
-            raise ValueError(f"alignment: 'official' applies to KL losses only; method '{self.name}' has loss 'ce'")
+        for name, value in {"alignment": self.alignment, "divergence": self.divergence}.items():
+            if value in ("official", "reverse") and self.loss == "ce":
+                raise ValueError(f"{name}: '{value}' applies to KL losses only; method '{self.name}' has loss 'ce'")
         return self
 
     @model_validator(mode="after")
@@ -244,6 +253,11 @@ class MethodSection(Section):
             raise ValueError(
                 "alignment: 'official' distills one position after the response's end, where the sampler knows no "
                 "probabilities; set teacher to cached or resident"
+            )
+        if self.divergence == "reverse":
+            raise ValueError(
+                "divergence: 'reverse' needs the teacher's probability of every token, and teacher 'topk' has some; "
+                "set teacher to cached or resident"
             )
         if self.weights == "adaptive":
             raise ValueError(

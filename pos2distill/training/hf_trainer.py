@@ -188,9 +188,8 @@ class PositionDistillTrainer(Trainer):
         hidden_TH = _response_states(self.teacher, answered)[example_N][inputs["response_mask"]]
         head: Any = self.teacher.get_output_embeddings()
         bias_V = getattr(head, "bias", None)
-        return FullDistribution(
-            hidden_TH, FrozenHead(head.weight.to(dtype), bias_V, LogitTransform(self.teacher.config))
-        )
+        frozen = FrozenHead(head.weight.to(dtype), bias_V, LogitTransform(self.teacher.config))
+        return FullDistribution(hidden_TH, frozen, self.method.divergence)
 
 
 def _response_states(lm: Any, inputs: Mapping[str, Tensor]) -> Tensor:

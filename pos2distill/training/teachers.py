@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from pos2distill.config import Study
-from pos2distill.config.method import Alignment
+from pos2distill.config.method import Alignment, Divergence
 from pos2distill.errors import UserError
-from pos2distill.losses.kl import forward_kl, topk_kl
+from pos2distill.losses.kl import forward_kl, reverse_kl, topk_kl
 from pos2distill.models.head import FrozenHead
 from pos2distill.models.hidden_states import hidden_from_bytes
 from pos2distill.models.load import torch_dtype
@@ -37,7 +37,7 @@ class TeacherDistribution(Protocol):
         """The distribution at some of the positions."""
 
     def kl(self, student_TV: Tensor) -> Tensor:
-        """KL(teacher || student) at each position, (T,) float32, nats. Gradients flow to the student's logits."""
+        """The method's KL at each position, (T,) float32, nats. Gradients flow to the student's logits."""
 
 
 TeacherSource = Callable[[Sequence[Row]], TeacherDistribution]
@@ -46,10 +46,14 @@ TeacherSource = Callable[[Sequence[Row]], TeacherDistribution]
 
 @dataclass(frozen=True, slots=True)
 class FullDistribution:
-    """The states that enter lm_head, and the base model's lm_head: the distribution over the whole vocabulary."""
+    """The states that enter lm_head, and the base model's lm_head: the distribution over the whole vocabulary.
+
+    divergence: `forward`, KL(teacher || student), or `reverse`, KL(student || teacher).
+    """
 
     hidden_TH: Tensor
     head: FrozenHead
+    divergence: Divergence = "forward"
 
     def to(self, device: torch.device) -> "FullDistribution":
         return replace(self, hidden_TH=self.hidden_TH.to(device))
@@ -59,7 +63,10 @@ class FullDistribution:
 
     def kl(self, student_TV: Tensor) -> Tensor:
         # The teacher's logits are computed here, for the caller's chunk of tokens, so (T, V) of them never exists.
-        return forward_kl(self.head(self.hidden_TH), student_TV)
+        teacher_TV = self.head(self.hidden_TH)
+        if self.divergence == "reverse":
+            return reverse_kl(student_TV, teacher_TV)
+        return forward_kl(teacher_TV, student_TV)
 
     def cross_entropy(self, target_T: Tensor) -> Tensor:
         """The base model's own loss on the response tokens, (T,) float32, nats."""
@@ -85,10 +92,16 @@ class TopKDistribution:
 
 
 class CachedTeacher:
-    """The hidden states that were stored with the samples."""
+    """The hidden states that were stored with the samples.
 
-    def __init__(self, head: FrozenHead) -> None:
+    Args:
+        head: the base model's lm_head.
+        divergence: see `FullDistribution`.
+    """
+
+    def __init__(self, head: FrozenHead, divergence: Divergence = "forward") -> None:
         self.head = head
+        self.divergence = divergence
 
     def __call__(self, rows: Sequence[Row]) -> FullDistribution:
         """The states of each row's sample.
@@ -96,7 +109,7 @@ class CachedTeacher:
         Raises:
             UserError: if a sample has none.
         """
-        return FullDistribution(torch.cat([_stored_states(row) for row in rows]), self.head)
+        return FullDistribution(torch.cat([_stored_states(row) for row in rows]), self.head, self.divergence)
 
 
 class ResidentTeacher:
@@ -106,6 +119,7 @@ class ResidentTeacher:
         head: the base model's lm_head.
         base_states: computes the base model's hidden states for a batch.
         alignment: the student's.
+        divergence: see `FullDistribution`.
     """
 
     def __init__(
@@ -114,8 +128,10 @@ class ResidentTeacher:
         base_states: Callable[[ResponseBatch], Tensor],
         *,
         alignment: Alignment = "shifted",
+        divergence: Divergence = "forward",
     ) -> None:
         self.head = head
+        self.divergence = divergence
         self.base_states = base_states
         self.alignment = alignment
 
@@ -131,7 +147,7 @@ class ResidentTeacher:
         states = hidden_TH.split([len(response) for response in responses])
         states_of = dict(zip(row_of, states, strict=True))
         by_row = [states_of[_response_key(row)] for row in rows]
-        return FullDistribution(torch.cat(by_row), self.head)
+        return FullDistribution(torch.cat(by_row), self.head, self.divergence)
 
 
 class TopKTeacher:
@@ -167,8 +183,8 @@ def build_teacher(
     # The states that cached and resident teachers return become logits by the base model's head, never the student's.
     head = FrozenHead.from_checkpoint(study.model, torch_dtype(study.model.dtype)).to(device)
     if method.teacher == "resident":
-        return ResidentTeacher(head, base_states, alignment=method.alignment)
-    return CachedTeacher(head)
+        return ResidentTeacher(head, base_states, alignment=method.alignment, divergence=method.divergence)
+    return CachedTeacher(head, method.divergence)
 
 
 def _response_key(row: Row) -> tuple[str, bytes]:

@@ -114,6 +114,14 @@ def test_load_recipe_accepts_every_built_in_recipe() -> None:
             "method.teacher: 'topk' stores what the sampler knows, which for method 'r1-on-policy' is the student",
         ),
         (
+            "method={name: seqkd, divergence: reverse}",
+            "method.divergence: 'reverse' applies to KL losses only; method 'seqkd' has loss 'ce'",
+        ),
+        (
+            "method={name: r1, teacher: topk, divergence: reverse}",
+            "method.divergence: 'reverse' needs the teacher's probability of every token, and teacher 'topk' has some",
+        ),
+        (
             "method={name: seqkd, teacher_slot: random}",
             "method.teacher_slot: 'random', but the loss of method 'seqkd' has no teacher",
         ),

@@ -324,6 +324,13 @@ def test_slot_of_the_teacher_changes_what_is_sampled_and_trained(make_recipe: Ma
     assert "teacher_slot" in random.study.model_dump_json()
 
 
+def test_divergence_changes_what_is_trained_alone(make_recipe: Make) -> None:
+    """The paper's is in no dump, so that it changes no fingerprint."""
+    forward, reverse = make_recipe(), make_recipe(method={"divergence": "reverse"})
+    assert changed(forward, reverse) == {DISTILL, DISTILLED}
+    assert '"divergence"' not in forward.study.model_dump_json()
+
+
 @pytest.fixture
 def with_other_task(make_recipe: Make, tmp_path: Path) -> Callable[[dict[str, Any], dict[str, Any]], Recipe]:
     """`with_other_task(inference, settings of the other recipe)`: a recipe that is evaluated on another one too."""

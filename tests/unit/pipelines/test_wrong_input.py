@@ -174,6 +174,9 @@ SETTINGS = [
     ("method.view_weight=0", "method.view_weight: input should be greater than 0"),
     ("method.rounds=2", "method.rounds: 2, but method 'r1' samples once"),
     ("method.name=r1-on-policy method.rounds=0", "method.rounds: input should be greater than or equal to 1"),
+    ("method.divergence=backward", "method.divergence: input should be 'forward' or 'reverse', got 'backward'"),
+    ("method.name=sft method.divergence=reverse", "method.divergence: 'reverse' applies to KL losses only; method"),
+    ("method.teacher=topk method.divergence=reverse", "method.divergence: 'reverse' needs the teacher's probability"),
     ("method.name=r1-on-policy method.teacher_slot=best", "method.teacher_slot: input should be 'advantageous' or"),
     (
         "method.name=sft method.teacher_slot=random",

@@ -53,7 +53,14 @@ def pipeline_loss(recipe: Recipe, source: Source, examples: int) -> tuple[float,
 
 
 @pytest.mark.parametrize(
-    "method", [{"name": "r1"}, {"name": "r1", "weights": "official"}, {"name": "kl"}, {"name": "seqkd"}]
+    "method",
+    [
+        {"name": "r1"},
+        {"name": "r1", "weights": "official"},
+        {"name": "r1", "divergence": "reverse"},
+        {"name": "kl"},
+        {"name": "seqkd"},
+    ],
 )
 def test_trainer_has_the_loss_and_gradient_of_the_pipeline(
     make_recipe: Callable[..., Recipe],

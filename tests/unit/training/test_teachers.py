@@ -130,6 +130,21 @@ def test_cached_teacher_requires_stored_states(make: Callable[..., Source]) -> N
         teacher_of(source)(rows)
 
 
+@pytest.mark.parametrize("teacher", ["cached", "resident"])
+def test_full_distribution_has_the_divergence_of_the_method(make: Callable[..., Source], teacher: str) -> None:
+    source = make(method={"teacher": teacher, "divergence": "reverse"})
+    rows = mixed_rows(source)
+    lm = load_model(source.study.model, packed=True)
+    found = build_teacher(source.study, lambda batch: response_hidden_states(lm, batch).detach(), CPU)
+    assert found is not None
+    teacher_TV = torch.cat([logits(source, row) for row in rows])
+    student_TV = student_logits(teacher_TV)
+    log_q_TV, log_p_TV = student_TV.log_softmax(-1), teacher_TV.log_softmax(-1)
+    expected_T = (log_q_TV.exp() * (log_q_TV - log_p_TV)).sum(-1)
+    torch.testing.assert_close(found(rows).kl(student_TV), expected_T, rtol=1e-3, atol=1e-4)
+    assert not torch.allclose(expected_T, forward_kl(teacher_TV, student_TV), rtol=1e-2)
+
+
 @pytest.mark.parametrize("k", [1, 20, VOCABULARY])
 def test_topk_distribution_kl_is_a_lower_bound_of_the_exact_kl(make: Callable[..., Source], k: int) -> None:
     source = make(method={"teacher": "topk", "teacher_topk": k})
