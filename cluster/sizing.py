@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pos2distill.config import Recipe, Study
+from pos2distill.config import Recipe, Study, TrainersSection
 from pos2distill.config.base import WEIGHT_BYTES
 from pos2distill.config.training import STATE_BYTES
 from pos2distill.errors import UserError
@@ -93,13 +93,24 @@ def _check_trainers(spec: ClusterSpec, recipe: Recipe) -> None:
     if memory is None or not trainers.gpus:
         return
     sharded = sharded_bytes(study, _parameters(spec, study.model.path))
-    needed = sharded / trainers.workers + GPU_RESERVE
+    needed = sharded / _parts_of_model(trainers) + GPU_RESERVE
+    if needed > memory and trainers.strategy == "torch":
+        raise UserError(
+            f"{recipe.name}: runtime.trainers.strategy: with torch each worker has the whole model, and needs "
+            f"{needed / 1e9:.0f} GB of GPU memory and activations, but a GPU of {spec.training.node.instance_type} has "
+            f"{memory / 1e9:.0f} GB; set zero3"
+        )
     if needed > memory:
         raise UserError(
             f"{recipe.name}: runtime.trainers.workers: {trainers.workers} workers need {needed / 1e9:.0f} GB of GPU "
             f"memory each and activations, but a GPU of {spec.training.node.instance_type} has {memory / 1e9:.0f} GB; "
             f"set {math.ceil(sharded / (memory - GPU_RESERVE))} or more"
         )
+
+
+def _parts_of_model(trainers: TrainersSection) -> int:
+    """Into how many parts training divides the model."""
+    return trainers.workers if trainers.strategy == "zero3" else 1
 
 
 def tight_memory(spec: ClusterSpec, job: JobCommand) -> Iterator[str]:
@@ -111,7 +122,7 @@ def tight_memory(spec: ClusterSpec, job: JobCommand) -> Iterator[str]:
         study = cell.study
         activations = _boundary_bytes(spec, study, trainers.micro_batch_tokens)
         sharded = sharded_bytes(study, _parameters(spec, study.model.path))
-        needed = sharded / trainers.workers + activations + GPU_RESERVE
+        needed = sharded / _parts_of_model(trainers) + activations + GPU_RESERVE
         if activations and needed > memory:
             yield (
                 f"runtime.trainers.workers: {trainers.workers} workers need about {needed / 1e9:.0f} GB of GPU memory "

@@ -115,12 +115,16 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _local_executor_trains_in_one_process(self) -> "Recipe":
-        # ZeRO-3 runs on workers of Ray Train, and the local executor has only its own process.
-        if self.runtime.executor == "local" and self.runtime.trainers.strategy != "torch":
+        # Workers are processes of Ray Train, and the local executor has only its own process.
+        executor, trainers = self.runtime.executor, self.runtime.trainers
+        if executor == "local" and trainers.strategy != "torch":
             raise ValueError(
-                f"runtime.trainers.strategy: '{self.runtime.trainers.strategy}' requires runtime.executor ray; set "
-                f"strategy to torch and workers to 1"
+                f"runtime.trainers.strategy: '{trainers.strategy}' requires runtime.executor ray; set strategy to "
+                f"torch and workers to 1"
             )
+        workers = trainers.max_workers or trainers.workers
+        if executor == "local" and workers > 1:
+            raise ValueError(f"runtime.trainers.workers: {workers} require runtime.executor ray; set 1")
         return self
 
     @property

@@ -46,8 +46,9 @@ class TrainersSection(Section):
     )
     strategy: Literal["zero3", "torch"] = Field(
         "zero3",
-        description="Training strategy. `zero3`: DeepSpeed ZeRO-3, any number of workers; `torch`: plain PyTorch in "
-        "one process. Default: `zero3`; `torch` with executor `local`.",
+        description="Training strategy. `zero3`: DeepSpeed ZeRO-3, which divides the model among the workers; `torch`: "
+        "plain PyTorch, where each worker has all of it: for one worker, and for adapters. Default: `zero3`; `torch` "
+        "with executor `local`.",
     )
     micro_batch_tokens: int = Field(
         16384,
@@ -78,13 +79,6 @@ class TrainersSection(Section):
         # NCCL refuses two ranks on one GPU.
         if 0 < self.gpus < 1 and (self.max_workers or self.workers) > 1:
             raise ValueError(f"gpus: {self.gpus:g}, but several workers cannot share a GPU; set 1")
-        return self
-
-    @model_validator(mode="after")
-    def _torch_is_one_process(self) -> "TrainersSection":
-        most = self.max_workers or self.workers
-        if self.strategy == "torch" and most != 1:
-            raise ValueError(f"workers: strategy 'torch' is one process, got {most}; set 1, or use zero3")
         return self
 
 

@@ -1,5 +1,6 @@
 """Strategies zero3 and torch: equal losses, gradients and curves, however the global batch is split."""
 
+import contextlib
 import functools
 import shutil
 import tempfile
@@ -9,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub.constants
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from pos2distill.config import Recipe
 from pos2distill.models.load import load_model, load_tokenizer, non_persistent_buffers
+from pos2distill.models.packing import ResponseBatch, collate
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.prompts import PromptBuilder
@@ -24,6 +28,7 @@ from pos2distill.training.loader import BatchLoader
 from pos2distill.training.loop import Trainer
 from pos2distill.training.progress import TrainingProgress
 from pos2distill.training.rows import RowBuilder
+from pos2distill.training.state import StoredState
 from pos2distill.training.strategies import build_strategy
 from pos2distill.training.strategies.protocol import Strategy
 from pos2distill.training.student import trainable
@@ -66,21 +71,27 @@ def sampled(small_toy: Callable[..., Recipe], tmp_path_factory: pytest.TempPathF
 
 
 @pytest.mark.slow
-def test_zero3_on_two_workers_gives_the_curve_of_torch_on_one(
+def test_two_workers_give_the_curve_of_one(
     local_ray: None, small_toy: Callable[..., Recipe], sampled: Path, tmp_path: Path
 ) -> None:
     # 8 rows on one worker, 7 and a padding row on the other.
     short = (*STEPS, "training.epochs=2", "training.global_batch_rows=15")
-    two_workers = ("strategy=zero3", "workers=2", "micro_batch_tokens=1000", "threads=1", "gradient_checkpointing=true")
+    two_workers = ("workers=2", "micro_batch_tokens=1000", "threads=1", "gradient_checkpointing=true")
+    runs = {
+        "one": ("strategy=torch",),
+        "zero3": ("strategy=zero3", *two_workers),
+        "torch": ("strategy=torch", *two_workers),
+    }
     curves = {}
-    for name, settings in {"torch": ("strategy=torch",), "zero3": two_workers}.items():
+    for name, settings in runs.items():
         storage = tmp_path / name
         shutil.copytree(sampled, storage)
         curves[name] = steps_of(small_toy(storage, *short, *(f"runtime.trainers.{item}" for item in settings)))
-    assert len(curves["torch"]) == len(curves["zero3"]) >= 20
-    for reference, step in zip(curves["torch"], curves["zero3"], strict=True):
-        for field in ("loss", "loss_trivial", "grad_norm"):
-            assert step[field] == pytest.approx(reference[field], rel=1e-4), (field, step["step"])
+    assert len(curves["one"]) >= 20
+    for name in ("zero3", "torch"):
+        for reference, step in zip(curves["one"], curves[name], strict=True):
+            for field in ("loss", "loss_trivial", "grad_norm"):
+                assert step[field] == pytest.approx(reference[field], rel=1e-4), (name, field, step["step"])
 
 
 @pytest.mark.slow
@@ -192,6 +203,56 @@ def zero3_results(
         return dict(torch.load(folder / "results.pt"))
 
     return run
+
+
+def test_torch_with_adapters_on_two_ranks_trains_and_saves_as_on_one(
+    make_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    """Each rank computes some of the rows; the state is in files of both, and resumes on any number of ranks."""
+    recipe = make_recipe(method={"name": "seqkd"}, training={"lora": {"rank": 4}, "learning_rate": 1e-2})
+    run_processes(adapters_by_torch, 2, recipe, str(tmp_path / "two"))
+    adapters_by_torch(0, recipe, str(tmp_path / "one"))
+    for folder in ("exported", "adapter", "exported again"):
+        one, two = (load_file(*(tmp_path / ranks / folder).glob("*.safetensors")) for ranks in ("one", "two"))
+        assert one.keys() == two.keys()
+        for name, weight in one.items():
+            torch.testing.assert_close(two[name], weight, rtol=1e-5, atol=1e-6)
+    assert len(list((tmp_path / "two" / "state").glob("*.safetensors"))) == 2
+
+
+def adapters_by_torch(rank: int, recipe: Recipe, folder: str) -> None:
+    """Two steps of 8 rows divided between the ranks, saved; then one more from the saved state, in a new strategy."""
+    world_size = 2 if folder.endswith("two") else 1
+    with process_group(rank, 2, f"{folder}-rendezvous") if world_size == 2 else contextlib.nullcontext():
+        trainers = recipe.runtime.trainers.model_copy(update={"strategy": "torch"})
+
+        def begin() -> Strategy:
+            return build_strategy(recipe.study, trainers, torch.device("cpu"), recipe.study.model)
+
+        def train(strategy: Strategy, steps: range) -> None:
+            for step in steps:
+                for row in range(rank, 8, world_size):
+                    loss_B = strategy.forward(collate_row(8 * step + row), None)
+                    strategy.backward(loss_B.sum() / 8, last=row + world_size >= 8)
+                strategy.step(1e-2)
+
+        strategy = begin()
+        train(strategy, range(2))
+        strategy.save_state(Path(folder, "state"))
+        strategy.save_adapter(Path(folder, "adapter"))
+        strategy.save(Path(folder, "exported"))
+        if world_size == 2:
+            torch.distributed.barrier()
+        strategy = begin()
+        strategy.load_state(StoredState(Path(folder, "state"), strategy.state_shapes(), folder))
+        train(strategy, range(2, 3))
+        strategy.save(Path(folder, "exported again"))
+
+
+def collate_row(seed: int) -> ResponseBatch:
+    generator = np.random.default_rng(seed)
+    prompt, response = (generator.integers(5, 250, size).astype(np.int32) for size in (12, 4))
+    return collate([prompt], [response])
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,4 +1,4 @@
-"""Training strategies: `torch` in one process, `zero3` (DeepSpeed) in any number of them."""
+"""Training strategies: `torch`, with the whole model on every rank, and `zero3` (DeepSpeed), which divides it."""
 
 from typing import assert_never
 

@@ -1,4 +1,4 @@
-"""The `torch` strategy: one process, plain torch."""
+"""The `torch` strategy: plain torch, with the whole model on every rank."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,11 @@ from pos2distill.training.teachers import TeacherDistribution
 
 
 class TorchStrategy:
-    """One process, plain torch: the reference for `zero3`, and the strategy for one GPU or a laptop."""
+    """Plain torch: the reference for `zero3`, and the strategy for one GPU or a laptop.
+
+    With several ranks, each has the whole model, and gradients are summed over the ranks before each update (data
+    parallelism). For adapters, that is much less than the weights that ZeRO-3 gathers in every pass.
+    """
 
     def __init__(
         self, study: Study, trainers: TrainersSection, device: torch.device, student_start: ModelSection
@@ -25,6 +29,9 @@ class TorchStrategy:
         torch.set_num_threads(trainers.threads)
         self.study = study
         self.device = device
+        self.rank, self.world_size = 0, 1
+        if torch.distributed.is_initialized():
+            self.rank, self.world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         precision = torch_dtype(study.training.precision)
         # Trained weights are fp32 under autocast, the same master weights that ZeRO keeps. With adapters, the model's
         # own weights are frozen, need no master weights, and are loaded in the model's dtype.
@@ -66,11 +73,23 @@ class TorchStrategy:
     def step(self, learning_rate: float) -> float:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
+        if self.world_size > 1:
+            self._sum_gradients()
         norm = torch.nn.utils.clip_grad_norm_(self.student.lm.parameters(), self.study.training.max_grad_norm)
         self.optimizer.step()
         # Frees the memory of the gradients until the next backward pass.
         self.optimizer.zero_grad(set_to_none=True)
         return float(norm)
+
+    def _sum_gradients(self) -> None:
+        """Add up the gradients of all ranks, on each: their losses add up too."""
+        requests = []
+        for parameter in trainable(self.student.lm).values():
+            if parameter.grad is None:  # an expert that no token of this rank reached
+                parameter.grad = torch.zeros_like(parameter)
+            requests.append(torch.distributed.all_reduce(parameter.grad, async_op=True))
+        for request in requests:
+            request.wait()
 
     @torch.no_grad()
     def base_states(self, batch: ResponseBatch) -> Tensor:
@@ -81,6 +100,8 @@ class TorchStrategy:
         return states_TH
 
     def save(self, folder: Path) -> float:
+        if self.rank > 0:
+            return 0.0
         lm: Any = self.student.lm
         weights, error = plain_weights(lm.state_dict(), self.study, weight_dtypes(self.study.model))
         # transformers 5.19 imports DeepSpeed here, which warns that it found no GPU.
@@ -90,6 +111,8 @@ class TorchStrategy:
         return error
 
     def save_adapter(self, folder: Path) -> None:
+        if self.rank > 0:
+            return
         # Imported here: only students with adapters need peft.
         from pos2distill.models.lora import save_adapter
 
@@ -105,7 +128,7 @@ class TorchStrategy:
         def gather(kind: str, name: str) -> Tensor:
             return self._state_of(parameters[name], kind)
 
-        write_state(folder, self.state_shapes(), gather, step=step, rank=0, world_size=1)
+        write_state(folder, self.state_shapes(), gather, step=step, rank=self.rank, world_size=self.world_size)
 
     def state_shapes(self) -> Shapes:
         return {name: parameter.shape for name, parameter in trainable(self.student.lm).items()}

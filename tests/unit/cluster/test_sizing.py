@@ -173,6 +173,11 @@ def test_render_requests_the_disk_of_models_and_checkpoints() -> None:
             "g2-standard-24, has 24 GB; set method.teacher to topk or resident, or use machines with larger GPUs",
         ),
         (
+            ["runtime.trainers.strategy=torch"],
+            "nq_mistral_7b: runtime.trainers.strategy: with torch each worker has the whole model, and needs 136 GB of "
+            "GPU memory and activations, but a GPU of a2-highgpu-8g has 40 GB; set zero3",
+        ),
+        (
             ["sampling.node.instance_type=g2-standard-16", "runtime.vllm.gpu_memory_utilization=0.05"],
             "but vLLM has 0 GB of a GPU of sampling, g2-standard-16; raise runtime.vllm.gpu_memory_utilization",
         ),

@@ -280,8 +280,8 @@ def test_load_recipe_accepts_every_built_in_recipe() -> None:
         ),
         ("runtime.samplers={min: 3, max: 2}", "runtime.samplers.min: 3 is more than max, 2"),
         (
-            "runtime.trainers={strategy: torch, workers: 2}",
-            "runtime.trainers.workers: strategy 'torch' is one process, got 2; set 1, or use zero3",
+            "runtime={executor: local, trainers: {strategy: torch, workers: 2}}",
+            "runtime.trainers.workers: 2 require runtime.executor ray; set 1",
         ),
     ],
 )

@@ -276,7 +276,7 @@ SETTINGS = [
     ("runtime.samplers.min=3", "runtime.samplers.min: 3 is more than max, 1"),
     ("runtime.samplers.gpus=-1", "runtime.samplers.gpus: "),
     ("runtime.samplers.batch_size=0", "runtime.samplers.batch_size: "),
-    ("runtime.trainers.workers=2", "runtime.trainers.workers: strategy 'torch' is one process"),
+    ("runtime.executor=local runtime.trainers.workers=2", "runtime.trainers.workers: 2 require runtime.executor ray"),
     ("runtime.trainers.strategy=fsdp", "runtime.trainers.strategy: "),
     ("runtime.trainers.micro_batch_tokens=0", "micro_batch_tokens: "),
     ("runtime.checkpoints.minutes=0", "runtime.checkpoints.minutes: "),
