@@ -19,7 +19,7 @@ def scaled_config_files(model: ModelSection, scales: Sequence[float], *, searche
         searched: whether a search found them; otherwise they were given.
     """
     # Imported here, so that commands which need no model start without torch.
-    from pos2distill.models.load import load_config
+    from pos2distill.models.architecture import load_config
     from pos2distill.models.rope.layer_scales import resolve_scales
 
     config = load_config(model)

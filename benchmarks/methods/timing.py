@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from pos2distill.config import ModelSection
 from pos2distill.evaluation.statistics import accuracy_interval, student_t
-from pos2distill.models.load import load_config
+from pos2distill.models.architecture import load_config
 from pos2distill.records import Example, Tokens
 from pos2distill.sampling.engines.protocol import Completion, Engine, SamplingParams
 from pos2distill.tasks.formats import parse_record

@@ -34,7 +34,7 @@ from benchmarks.train_step.train_step import TOLERANCE, count_tokens, profile_st
 from examples.smollm2.make_model import DEFAULT_FOLDER, check_folder
 from pos2distill.errors import UserError
 from pos2distill.hardware import cpu_is_faster_in_bfloat16
-from pos2distill.models.load import torch_dtype
+from pos2distill.models.architecture import torch_dtype
 
 CPU = torch.device("cpu")
 PROBLEM: dict[str, Any] = {"documents": 10, "document_tokens": 150, "examples": 1, "k": 2}

@@ -224,7 +224,7 @@ def _prompts(recipe: Recipe) -> tuple[list[dict[str, list[int]]], list[int]]:
 
 
 def _engine_arguments(recipe: Recipe) -> dict[str, Any]:
-    from pos2distill.models.load import context_length
+    from pos2distill.models.architecture import context_length
 
     model, settings = recipe.study.model, recipe.runtime.vllm
     # The values that vLLM 0.32 takes by default for LLM and for our engine. For the engine of ray.data.llm, it takes

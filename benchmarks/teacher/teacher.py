@@ -29,9 +29,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.circumstances import circumstances
 from pos2distill.config import Study, TrainersSection
 from pos2distill.config.load import load_recipe
+from pos2distill.models.architecture import context_length
 from pos2distill.models.chat import stop_token_ids
 from pos2distill.models.hidden_states import hidden_to_bytes
-from pos2distill.models.load import context_length, load_tokenizer
+from pos2distill.models.load import load_tokenizer
 from pos2distill.models.packing import ResponseBatch
 from pos2distill.records import Example, Tokens
 from pos2distill.sampling.engines.hf import HfEngine

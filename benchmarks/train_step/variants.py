@@ -14,7 +14,8 @@ from torch import Tensor
 from benchmarks.train_step.problem import FRACTION, Questions, Size
 from pos2distill.config import Study
 from pos2distill.losses.objectives import row_coefficients
-from pos2distill.models.load import load_model, torch_dtype
+from pos2distill.models.architecture import torch_dtype
+from pos2distill.models.load import load_model
 from pos2distill.training.rows import Row
 from pos2distill.training.schedule import learning_rate
 

@@ -183,7 +183,7 @@ class _Limits:
 
     @classmethod
     def of(cls, study: Study, endpoint: EndpointSection, locations: Callable[[], Mapping[str, str]]) -> "_Limits":
-        from pos2distill.models.load import load_config
+        from pos2distill.models.architecture import load_config
 
         vocabulary = 0
         if not study.model.uses_chat_api:

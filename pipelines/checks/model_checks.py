@@ -21,8 +21,8 @@ _FACTOR_NOT_APPLIED = frozenset(
 def check_against_model(study: Study) -> None:
     """Raise if the model's config contradicts the settings."""
     # Imported where needed: torch and transformers take longer to import than a cached study takes to show.
+    from pos2distill.models.architecture import context_length, load_config
     from pos2distill.models.check_rope import check_inference, require_position_room
-    from pos2distill.models.load import context_length, load_config
 
     config = load_config(study.model)
     text_config = config.get_text_config()
@@ -73,7 +73,7 @@ def check_context(model: ModelSection) -> None:
 
     The model's quality there is unknown, but not all models have a limit.
     """
-    from pos2distill.models.load import load_config
+    from pos2distill.models.architecture import load_config
 
     config = load_config(model)
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
@@ -142,6 +142,6 @@ def count_parameters(model: ModelSection) -> int:
 
 @functools.cache
 def _count_parameters(model: ModelSection, _version: str) -> int:
-    from pos2distill.models.load import empty_model
+    from pos2distill.models.architecture import empty_model
 
     return sum(parameter.numel() for parameter in empty_model(model).parameters())

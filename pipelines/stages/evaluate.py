@@ -84,7 +84,7 @@ def _prompt_lengths(study: Study, predictions: pa.Table) -> dict[str, Any]:
     """The tokens of prompts by number of documents, and of the model's context; null if not reported by a server."""
     context = study.model.max_length
     if not study.model.uses_chat_api:
-        from pos2distill.models.load import context_length
+        from pos2distill.models.architecture import context_length
 
         context = context_length(study.model)
     by_documents = predictions.group_by("documents").aggregate([("prompt_tokens", "mean"), ("prompt_tokens", "max")])

@@ -136,7 +136,7 @@ def _export(stage: Stage, scales: Sequence[float]) -> None:
 def _layers(model: ModelSection) -> int:
     """The number of the model's layers."""
     # Imported here, so that a study is planned without torch.
-    from pos2distill.models.load import load_config
+    from pos2distill.models.architecture import load_config
 
     layers: int = load_config(model).get_text_config().num_hidden_layers
     return layers

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from pos2distill.config import ModelSection, PoolSection, Study
 from pos2distill.losses.kl import forward_kl
+from pos2distill.models.architecture import torch_dtype
 from pos2distill.models.attention_parts import states_and_attention
 from pos2distill.models.head import FrozenHead
 from pos2distill.models.hidden_states import hidden_from_bytes, hidden_to_bytes, response_hidden_states
-from pos2distill.models.load import load_model, load_prompt_builder, torch_dtype
+from pos2distill.models.load import load_model, load_prompt_builder
 from pos2distill.models.packing import collate
 from pos2distill.records import PASSES_SCHEMA, Example, Slots, Tokens, example_from_row
 from pos2distill.tasks.permutations import evaluated_placements

@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError, collapse_whitespace, did_you_mean_one
+from pos2distill.models.architecture import load_config
 from pos2distill.models.files import local_folder
-from pos2distill.models.load import load_config
 from pos2distill.tasks.thoughts import begun_thought
 
 _PROBE = "pos2distill-probe"

@@ -21,9 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError, warn
-from pos2distill.models.attention import PACKED, register_kernels
-from pos2distill.models.files import is_hub_name, local_folder
-from pos2distill.models.load import (
+from pos2distill.models.architecture import (
     attention_errors,
     context_length,
     empty_model,
@@ -32,6 +30,8 @@ from pos2distill.models.load import (
     torch_dtype,
     weight_dtypes,
 )
+from pos2distill.models.attention import PACKED, register_kernels
+from pos2distill.models.files import is_hub_name, local_folder
 from pos2distill.models.stored_tensors import DTYPES, StoredTensor, read_headers
 from pos2distill.models.trainable import (
     is_quantized,

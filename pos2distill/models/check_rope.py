@@ -6,7 +6,7 @@ from typing import Any
 from pos2distill.config import ModelSection
 from pos2distill.config.inference import InferenceSection
 from pos2distill.errors import UserError
-from pos2distill.models.load import context_length, empty_model, load_config
+from pos2distill.models.architecture import context_length, empty_model, load_config
 from pos2distill.models.rope.attention_buckets import use_bases
 from pos2distill.models.rope.curves import CONFIG_KEY
 from pos2distill.models.rope.layer_scales import resolve_scales, rope_types, scale_layers

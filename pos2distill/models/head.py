@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
+from pos2distill.models.architecture import load_config
 from pos2distill.models.files import local_folder
-from pos2distill.models.load import load_config
 from pos2distill.models.loss_head import float32_logits
 from pos2distill.models.stored_tensors import INDEX, SINGLE_FILE, read_weight_map
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pos2distill.models.architecture import torch_dtype
 from pos2distill.models.attention import PACKED
-from pos2distill.models.load import torch_dtype
 from pos2distill.models.packing import ResponseBatch
 
 SUMMED = "packed_with_sums"

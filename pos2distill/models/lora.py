@@ -20,8 +20,8 @@ from transformers import PreTrainedModel
 
 from pos2distill.config import LoraSection, ModelSection
 from pos2distill.errors import UserError, did_you_mean
+from pos2distill.models.architecture import empty_model
 from pos2distill.models.files import is_hub_name
-from pos2distill.models.load import empty_model
 
 _ADAPTER = "default"  # the name of the adapter inside a model
 

@@ -20,9 +20,9 @@ from pos2distill.config import Study
 from pos2distill.config.method import Alignment, Divergence
 from pos2distill.errors import UserError
 from pos2distill.losses.kl import forward_kl, reverse_kl, topk_kl
+from pos2distill.models.architecture import torch_dtype
 from pos2distill.models.head import FrozenHead
 from pos2distill.models.hidden_states import hidden_from_bytes
-from pos2distill.models.load import torch_dtype
 from pos2distill.models.packing import ResponseBatch, collate
 from pos2distill.training.rows import Row
 

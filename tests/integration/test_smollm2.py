@@ -29,8 +29,9 @@ from pos2distill.config import (
 )
 from pos2distill.errors import UserError
 from pos2distill.hardware import cpu_is_faster_in_bfloat16
+from pos2distill.models.architecture import context_length
 from pos2distill.models.chat import end_of_turn_id, stop_token_ids
-from pos2distill.models.load import context_length, load_model, load_tokenizer
+from pos2distill.models.load import load_model, load_tokenizer
 from pos2distill.records import Tokens
 from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.engines.vllm import VllmEngine

@@ -17,7 +17,8 @@ import torch
 from safetensors.torch import load_file
 
 from pos2distill.config import Recipe
-from pos2distill.models.load import load_model, load_tokenizer, non_persistent_buffers
+from pos2distill.models.architecture import non_persistent_buffers
+from pos2distill.models.load import load_model, load_tokenizer
 from pos2distill.models.packing import ResponseBatch, collate
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore

@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from pos2distill.config import Recipe, TrainersSection
+from pos2distill.models.architecture import torch_dtype
 from pos2distill.models.chat import end_of_turn_id
-from pos2distill.models.load import load_tokenizer, torch_dtype
+from pos2distill.models.load import load_tokenizer
 from pos2distill.models.packing import collate
 from pos2distill.tasks.datasets import load_split
 from pos2distill.tasks.prompts import PromptBuilder

@@ -8,10 +8,11 @@ import numpy as np
 import pyarrow as pa
 
 from pos2distill.config import Study
+from pos2distill.models.architecture import torch_dtype
 from pos2distill.models.chat import end_of_turn_id
 from pos2distill.models.head import FrozenHead
 from pos2distill.models.hidden_states import hidden_to_bytes
-from pos2distill.models.load import load_tokenizer, torch_dtype
+from pos2distill.models.load import load_tokenizer
 from pos2distill.records import SAMPLE_SCHEMA, Example, Slots
 from pos2distill.sampling.teacher_encoder import TeacherEncoder
 from pos2distill.tasks.datasets import load_split

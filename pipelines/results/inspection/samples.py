@@ -82,8 +82,9 @@ class TeacherEntropy:
 
     def __init__(self, study: Study, store: SampleStore, store_index: StoreIndex) -> None:
         # Imported where needed: torch and transformers take seconds to import.
+        from pos2distill.models.architecture import torch_dtype
         from pos2distill.models.head import FrozenHead
-        from pos2distill.models.load import load_tokenizer, torch_dtype
+        from pos2distill.models.load import load_tokenizer
 
         self.store, self.store_index = store, store_index
         self.tokenizer = load_tokenizer(study.model)

@@ -14,7 +14,7 @@ import pydantic
 from pos2distill.config import ModelSection, VllmSection
 from pos2distill.environment import set_vllm_variables
 from pos2distill.errors import MachineError, UserError
-from pos2distill.models.load import context_length, load_config
+from pos2distill.models.architecture import context_length, load_config
 from pos2distill.models.rope.layer_scales import resolve_scales
 from pos2distill.records import Tokens, TopKLogprobs
 from pos2distill.sampling.engines.protocol import (

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from pos2distill.config import ModelSection, VllmSection
 from pos2distill.errors import UserError, did_you_mean_one
+from pos2distill.models.architecture import context_length
 from pos2distill.models.downloaded import checked_folder
-from pos2distill.models.load import context_length
 from pos2distill.models.rope.curves import CONFIG_KEY
 
 if TYPE_CHECKING:

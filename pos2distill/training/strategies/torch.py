@@ -8,8 +8,9 @@ from torch import Tensor
 
 from pos2distill.config import ModelSection, Study, TrainersSection
 from pos2distill.environment import set_deepspeed_variables
+from pos2distill.models.architecture import torch_dtype, weight_dtypes
 from pos2distill.models.hidden_states import response_hidden_states
-from pos2distill.models.load import load_model, torch_dtype, weight_dtypes
+from pos2distill.models.load import load_model
 from pos2distill.models.packing import ResponseBatch
 from pos2distill.training.state import KINDS, Shapes, StoredState, init_optimizer_state, write_state
 from pos2distill.training.student import Student, plain_weights, prepare_for_training, trainable

@@ -20,8 +20,9 @@ from huggingface_hub import constants
 from pos2distill.config import ModelSection
 from pos2distill.errors import TransientError, UserError
 from pos2distill.models import files
+from pos2distill.models.architecture import context_length, load_config
 from pos2distill.models.files import copy_other_configs, files_version, local_folder, model_digest, read_license
-from pos2distill.models.load import context_length, load_config, load_model, load_tokenizer
+from pos2distill.models.load import load_model, load_tokenizer
 from pos2distill.scratch import user_folder
 from tests.support.hub_server import COMMIT, hub_server, use_hub
 

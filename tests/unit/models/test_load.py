@@ -11,14 +11,8 @@ from transformers import LlamaForCausalLM
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
-from pos2distill.models.load import (
-    context_length,
-    load_config,
-    load_model,
-    load_tokenizer,
-    resolve_attention,
-    weight_dtypes,
-)
+from pos2distill.models.architecture import context_length, load_config, resolve_attention, weight_dtypes
+from pos2distill.models.load import load_model, load_tokenizer
 from scripts.model_families import save_tiny
 
 

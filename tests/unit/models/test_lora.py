@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Mixt
 
 from pos2distill.config import LoraSection, ModelSection, Recipe, Study, TrainersSection
 from pos2distill.errors import UserError
+from pos2distill.models.architecture import weight_dtypes
 from pos2distill.models.hidden_states import response_hidden_states
-from pos2distill.models.load import load_model, weight_dtypes
+from pos2distill.models.load import load_model
 from pos2distill.models.lora import add_adapters, merge, save_adapter
 from pos2distill.models.packing import ResponseBatch, collate, pack_rows
 from pos2distill.training.distributed import DistContext

@@ -14,8 +14,9 @@ from transformers import LlamaConfig
 
 from pos2distill.config import ModelSection, Recipe, Study
 from pos2distill.errors import UserError
+from pos2distill.models.architecture import load_config
 from pos2distill.models.check_rope import require_position_room
-from pos2distill.models.load import load_config, load_model
+from pos2distill.models.load import load_model
 from pos2distill.models.packing import PositionView, ResponseBatch
 from pos2distill.training import views
 from pos2distill.training.micro_batches import pack
