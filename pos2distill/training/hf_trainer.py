@@ -21,6 +21,7 @@ from pos2distill.losses.objectives import ANCHOR, row_coefficients
 from pos2distill.models.dropout import turn_dropout_off
 from pos2distill.models.head import FrozenHead, LogitTransform
 from pos2distill.models.loss_head import LossHead, compute_dtype
+from pos2distill.models.padding import pad_left
 from pos2distill.training.rows import RowBuilder, Sample
 from pos2distill.training.teachers import FullDistribution
 
@@ -67,12 +68,7 @@ def collate_examples(features: Sequence[Feature]) -> dict[str, Tensor]:
             slots.append(slot)
             anchors.append(anchor)
             lengths.append(len(feature["response"]))
-    longest = max(map(len, rows))
-    input_ids_NL = torch.zeros(len(rows), longest, dtype=torch.long)  # any id serves as padding: the mask hides it
-    attention_mask_NL = torch.zeros_like(input_ids_NL)
-    for row, ids in enumerate(rows):
-        input_ids_NL[row, longest - len(ids) :] = torch.tensor(ids)
-        attention_mask_NL[row, longest - len(ids) :] = 1
+    input_ids_NL, attention_mask_NL = pad_left(rows)
     columns_R = torch.arange(max(lengths))
     response_mask_NR = columns_R >= max(lengths) - torch.tensor(lengths)[:, None]
     return {

@@ -14,6 +14,7 @@ from pos2distill.config.inference import InferenceSection
 from pos2distill.errors import UserError
 from pos2distill.models.load import load_model
 from pos2distill.models.memory import is_out_of_memory, model_must_fit
+from pos2distill.models.padding import pad_left
 from pos2distill.models.rope.attention_buckets import MixBases, use_bases
 from pos2distill.models.rope.layer_scales import scale_layers
 from pos2distill.models.rope.ms_poe import apply_ms_poe
@@ -110,7 +111,7 @@ class HfEngine:
 
     def _generate(self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]) -> list[Completion]:
         # Each prompt is one row for each base. These rows are next to each other, and all get the mixture's next token.
-        input_ids_BL, attention_mask_BL = (each.repeat_interleave(self.bases, 0) for each in _pad_left(prompts))
+        input_ids_BL, attention_mask_BL = (each.repeat_interleave(self.bases, 0) for each in pad_left(prompts))
         processors = LogitsProcessorList()
         if self.bases > 1:
             processors.append(MixBases(self.bases))
@@ -210,18 +211,6 @@ def _divide(rows: list[int], lengths: Sequence[int], min_saving: int) -> list[li
         return [rows]
     cut = saved.index(max(saved)) + 1
     return _divide(rows[:cut], lengths, min_saving) + _divide(rows[cut:], lengths, min_saving)
-
-
-def _pad_left(prompts: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
-    """Token ids and attention mask, (B, L) each. Padding is on the left, where `generate` expects it."""
-    longest = max(map(len, prompts))
-    # Any id can serve as padding, since the mask hides it.
-    input_ids_BL = torch.zeros(len(prompts), longest, dtype=torch.long)
-    attention_mask_BL = torch.zeros_like(input_ids_BL)
-    for row, prompt in enumerate(prompts):
-        input_ids_BL[row, longest - len(prompt) :] = torch.from_numpy(prompt.astype(np.int64))
-        attention_mask_BL[row, longest - len(prompt) :] = 1
-    return input_ids_BL, attention_mask_BL
 
 
 def _cut_at_stop(row: Tokens, stop_ids: Sequence[int]) -> Completion:
