@@ -189,13 +189,15 @@ def _format_sweep_row(row: Mapping[str, Any]) -> str:
 
 def _runs(options: argparse.Namespace) -> None:
     from ..results.comparison import list_runs
+    from ..results.run_summaries import find_runs_below
 
     runs = list_runs(options.folder)
     if options.json:
         print(json.dumps(runs, ensure_ascii=False))
         return
     if not runs:
-        print(f"{options.folder}: no runs")
+        below = find_runs_below(options.folder)
+        print(f"{options.folder}: no runs" + (f"; did you mean '{below}'?" if below else ""))
     if runs and all("error" in run for run in runs):
         raise UserError(runs[0]["error"])
     for run in runs:

@@ -103,6 +103,8 @@ def read_summaries(folder: str) -> dict[str, dict[str, Any] | UserError]:
             raise UserError(f"{folder}: is a file; expected a folder of runs, or the storage of one run")
         if not fs.isdir(root):
             raise UserError(f"{folder}: no such folder; expected a folder of runs, or the storage of one run")
+        if fs.exists(f"{root}/{SUMMARY}"):  # the folder of one report
+            return {root: _summary_or_error(fs, root)}
         storages = "" if fs.exists(f"{root}/{RUN_FILE}") else "*/"
         reports = [_parent(path) for path in list_matching(fs, root, f"{storages}{REPORT_FOLDER}*/{SUMMARY}")]
         evaluations = [_parent(path) for path in list_matching(fs, root, f"{storages}{EVALUATION_FOLDER}*/{SUMMARY}")]
@@ -138,6 +140,14 @@ def _summary_or_error(fs: fsspec.AbstractFileSystem, folder: str) -> dict[str, A
         return _read_summary(fs, folder)
     except UserError as error:
         return error
+
+
+def find_runs_below(folder: str) -> str | None:
+    """A folder of runs in a folder that has none itself."""
+    fs, root = open_folder(folder, "FOLDER")
+    with storage_errors(folder, "FOLDER"):
+        found = list_matching(fs, root, f"*/*/{RUN_FILE}")
+    return f"{folder.rstrip('/')}/{found[0].split('/')[-3]}" if found else None
 
 
 @dataclass(frozen=True, slots=True)

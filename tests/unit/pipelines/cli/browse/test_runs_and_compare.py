@@ -107,6 +107,15 @@ def test_runs_rejects_what_is_no_folder(tmp_path: Path, command: Command) -> Non
     assert command("runs", str(tmp_path)) == [f"{tmp_path}: no runs"]
 
 
+def test_runs_takes_the_folder_of_a_report_and_names_a_folder_below(
+    recipe: Recipe, command: Command, tmp_path: Path
+) -> None:
+    (line,) = command("runs", f"{recipe.storage}/report")
+    assert line.startswith(f"{recipe.storage}/report  ")
+    shutil.copytree(recipe.storage, tmp_path / "all" / "runs" / "mine")
+    assert command("runs", f"{tmp_path}/all") == [f"{tmp_path}/all: no runs; did you mean '{tmp_path}/all/runs'?"]
+
+
 def test_runs_lists_evaluations_that_no_report_shows(
     recipe: Recipe, evaluated: Path, command: Command, tmp_path: Path
 ) -> None:
