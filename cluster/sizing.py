@@ -124,10 +124,13 @@ def tight_memory(spec: ClusterSpec, job: JobCommand) -> Iterator[str]:
         sharded = sharded_bytes(study, _parameters(spec, study.model.path))
         needed = sharded / _parts_of_model(trainers) + activations + GPU_RESERVE
         if activations and needed > memory:
+            remedy = "use more workers"
+            if trainers.strategy == "torch":
+                remedy = "set runtime.trainers.strategy to zero3"
             yield (
                 f"runtime.trainers.workers: {trainers.workers} workers need about {needed / 1e9:.0f} GB of GPU memory "
                 f"each, {activations / 1e9:.1f} GB of it for activations, but a GPU of "
-                f"{spec.training.node.instance_type} has {memory / 1e9:.0f} GB; use more workers, or lower "
+                f"{spec.training.node.instance_type} has {memory / 1e9:.0f} GB; {remedy}, or lower "
                 f"runtime.trainers.micro_batch_tokens"
             )
             return
@@ -169,10 +172,13 @@ def _check_teachers(spec: ClusterSpec, recipe: Recipe) -> None:
     for name, group in spec.sampling_groups.items():
         memory = _gpu_memory(group.node)
         if memory is not None and weights + ENGINE_RESERVE > memory:
+            # An analysis reads hidden states whatever the teacher is.
+            remedy = "use machines with larger GPUs"
+            if study.method.teacher == "cached" and study.analysis is None:
+                remedy = f"set method.teacher to topk or resident, or {remedy}"
             raise UserError(
                 f"{recipe.name}: runtime.teachers.gpus: the teacher's weights take {weights / 1e9:.0f} GB of one GPU, "
-                f"but a GPU of {name}, {group.node.instance_type}, has {memory / 1e9:.0f} GB; set method.teacher to "
-                f"topk or resident, or use machines with larger GPUs"
+                f"but a GPU of {name}, {group.node.instance_type}, has {memory / 1e9:.0f} GB; {remedy}"
             )
 
 

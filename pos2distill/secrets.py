@@ -206,8 +206,11 @@ def _is_password(assignment: "re.Match[str]", text: str) -> bool:
         return not (is_sentence and follows_path)
     if _COMPOUND_PASS.search(name):
         return True
-    # By itself, or after a hyphen, a word of sentences too.
-    return _PASS.search(name) is not None and not is_sentence
+    # By itself, or after a hyphen, a word of sentences too: `forward pass: bfloat16`.
+    line_start = text.rfind("\n", 0, assignment.start()) + 1
+    begins_line = not text[line_start : assignment.start()].strip(" \t-{")
+    is_setting = name.lower() == "pass" and begins_line and not is_sentence
+    return _PASS.search(name) is not None and (is_setting or not is_unquoted)
 
 
 def _is_random(value: str) -> bool:

@@ -116,8 +116,9 @@ def check_gpus(run: PendingRun) -> None:
         UserError: instead of the first warning, where no cluster can have the GPUs (`executor: local`).
     """
     runtime, pools = run.recipe.runtime, run.model_pools
-    warn_of_pools_on_cpus(run.recipe, pools)
-    if runtime.executor == "ray" and names_cluster():
+    is_cluster = runtime.executor == "ray" and names_cluster()
+    warn_of_pools_on_cpus(run.recipe, pools, None if is_cluster else hardware.visible_gpus())
+    if is_cluster:
         return
     warn_of_unused_local_gpus(run.recipe, pools, hardware.visible_gpus())
     wanted = [f"runtime.{name}.gpus" for name in pools if getattr(runtime, name).gpus > 0]

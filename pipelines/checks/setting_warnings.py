@@ -54,19 +54,23 @@ def warn_of_unused_local_gpus(recipe: Recipe, pools: Sequence[str], gpus: int) -
     warn_once(f"this machine has {found} that this run does not use; {install}add {settings} (docs/running.md)")
 
 
-def warn_of_pools_on_cpus(recipe: Recipe, pools: Sequence[str]) -> None:
+def warn_of_pools_on_cpus(recipe: Recipe, pools: Sequence[str], gpus: int | None) -> None:
     """Print which pools run the model on CPUs while others use GPUs.
 
     Args:
         pools: those that run a model.
+        gpus: the number that this machine has; None on a cluster.
     """
     on_gpus = [pool for pool in pools if getattr(recipe.runtime, pool).gpus]
-    for pool in pools:
-        if on_gpus and pool not in on_gpus:
-            warn_once(
-                f"runtime.{pool}.gpus: 0, so {pool} run the model on CPUs, while {' and '.join(on_gpus)} use GPUs; "
-                f"set 1"
-            )
+    on_cpus = [pool for pool in pools if pool not in on_gpus]
+    if on_gpus and on_cpus:
+        settings = [f"runtime.{pool}.gpus=1" for pool in on_cpus]
+        if gpus is not None:
+            settings = _settings_for_gpus(recipe, pools, gpus)
+        warn_once(
+            f"{' and '.join(on_cpus)} run the model on CPUs, while {' and '.join(on_gpus)} use GPUs; for GPUs, add "
+            f"{' '.join(settings)}"
+        )
 
 
 def _settings_for_gpus(recipe: Recipe, pools: Sequence[str], gpus: int) -> list[str]:

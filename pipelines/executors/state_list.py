@@ -1,12 +1,15 @@
 """The list of training states that an executor keeps beside them, and which of these states are there."""
 
-from collections.abc import Callable, Collection
+import json
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+
+import fsspec
 
 from pos2distill.errors import UserError, warn
 from pos2distill.literal_paths import list_matching, remove
 from pos2distill.store.artifacts import Artifact
-from pos2distill.store.checkpoint_layout import train_again_hint
+from pos2distill.store.checkpoint_layout import STATE_FILE, train_again_hint
 from pos2distill.store.files import read_if_any, write_bytes
 from pos2distill.urls import storage_errors
 
@@ -61,25 +64,16 @@ class StateList:
         """Make the list and the states agree, before a run that alone has the lease of the storage.
 
         States that are not listed, since their upload was cut off, are removed: they would fill the disk. Listed states
-        that are missing are taken off the list, with a warning: they would count among those that are kept. A single
-        state without a list was cut off; several have lost it, and training that began again would remove them.
+        that are missing are taken off the list, with a warning: they would count among those that are kept. Without a
+        list, a whole state shows that it was lost: training that began again would remove the state.
 
         Raises:
             UserError: if the list is corrupt or lost, or all listed states are missing.
         """
         with storage_errors(checkpoint.url, "runtime.storage"):
             content, paths = self._content(checkpoint), self._paths(checkpoint)
-            if content is None and len(paths) > 1:
-                raise UserError(
-                    f"{self._url(checkpoint)}/{self.file}: missing, the list of the training states beside it "
-                    f"({', '.join(sorted(paths))}); copy it back from a backup, or "
-                    f"{train_again_hint(checkpoint, self.folder)}"
-                )
             if content is None and paths:
-                warn(
-                    f"{self._url(checkpoint)}/{next(iter(paths))}: not listed in {self.file}, since its upload was cut "
-                    f"off; training begins again"
-                )
+                self._require_cut_off(checkpoint, paths)
             listed = {} if content is None else self._parsed(checkpoint, content)
             present = _present_among(listed, paths)
             if listed and not present:
@@ -93,6 +87,19 @@ class StateList:
             for name, path in paths.items():
                 if name not in listed:
                     remove(checkpoint.fs, path)
+
+    def _require_cut_off(self, checkpoint: Artifact, paths: Mapping[str, str]) -> None:
+        """Reject whole states that no list names; of others, whose first upload was cut off, warn."""
+        whole = sorted(name for name, path in paths.items() if _is_whole(checkpoint.fs, path))
+        if whole:
+            raise UserError(
+                f"{self._url(checkpoint)}/{self.file}: missing, the list of the training states beside it "
+                f"({', '.join(whole)}); copy it back from a backup, or {train_again_hint(checkpoint, self.folder)}"
+            )
+        warn(
+            f"{self._url(checkpoint)}/{', '.join(sorted(paths))}: not listed in {self.file}, since the upload was cut "
+            f"off; training begins again"
+        )
 
     def _url(self, checkpoint: Artifact) -> str:
         return f"{checkpoint.url}/{self.folder}"
@@ -126,6 +133,18 @@ class StateList:
             newest = next(step for name, step in reversed(listed.items()) if name not in missing)
             line = f"{line}; training continues from the state at step {newest}"
         warn(line)
+
+
+def _is_whole(fs: fsspec.AbstractFileSystem, path: str) -> bool:
+    """Whether a state has all files that it names."""
+    content = read_if_any(fs, f"{path.rstrip('/')}/{STATE_FILE}")
+    if content is None:
+        return False
+    try:
+        files = list(json.loads(content)["files"])
+    except (ValueError, KeyError, TypeError):
+        return False
+    return all(fs.exists(f"{path.rstrip('/')}/{file}") for file in files)
 
 
 def _present_among(listed: dict[str, int], paths: Collection[str]) -> dict[str, int]:

@@ -26,7 +26,7 @@ def position_weights(
     Source: arXiv:2508.15709, "Position-Aware Alignment".
 
     Args:
-        kl_N: (N,) nats, KL(teacher || student) averaged over response tokens; finite, >= 0.
+        kl_N: (N,) nats, the method's KL (the paper's: teacher || student), averaged over response tokens; finite, >= 0.
         slot_N: (N,) int, 0-based slot of the gold document.
         anchor: the advantageous slot; its rows get 0, since lambda weighs them instead.
         variant: which of the three above.

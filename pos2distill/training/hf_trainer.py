@@ -123,6 +123,8 @@ class PositionDistillTrainer(Trainer):
                 "position weights need the whole batch: use one process, one device and "
                 "gradient_accumulation_steps=1, or the pipeline"
             )
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            raise ValueError("DeepSpeed and FSDP hold no whole output head, which the loss needs; use the pipeline")
         # The columns of features are not arguments of the model.
         self.args.remove_unused_columns = False
         self.label_names = ["slots"]

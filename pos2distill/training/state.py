@@ -21,9 +21,9 @@ from torch import Tensor
 
 from pos2distill.errors import CorruptState, UserError
 from pos2distill.faults import error_text
+from pos2distill.store.checkpoint_layout import STATE_FILE
 
 KINDS = ("weight", "exp_avg", "exp_avg_sq")
-STATE_FILE = "state.json"
 
 _FORMAT = 1
 _FILE_BYTES = 2 << 30

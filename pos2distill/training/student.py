@@ -38,7 +38,7 @@ class Student(nn.Module):
         self.head = LossHead(lm.get_output_embeddings())
 
     def forward(self, batch: ResponseBatch, teacher: TeacherDistribution | None, *, adapters: bool = True) -> Tensor:
-        """Each row's loss in nats, mean over its response tokens: KL(teacher || student), or the cross-entropy.
+        """Each row's loss in nats, mean over its response tokens: the method's KL, or the cross-entropy.
 
         With a second view of the rows (RPSD, arXiv:2604.14339), plus `method.view_weight` times the mean over the
         tokens from the shift on of KL(student under the view || student under the plain positions, without gradient).

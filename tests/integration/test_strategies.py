@@ -225,7 +225,7 @@ def adapters_by_torch(rank: int, recipe: Recipe, folder: str) -> None:
     """Two steps of 8 rows divided between the ranks, saved; then one more from the saved state, in a new strategy."""
     world_size = 2 if folder.endswith("two") else 1
     with process_group(rank, 2, f"{folder}-rendezvous") if world_size == 2 else contextlib.nullcontext():
-        trainers = recipe.runtime.trainers.model_copy(update={"strategy": "torch"})
+        trainers = recipe.runtime.trainers.model_copy(update={"strategy": "torch", "workers": world_size})
 
         def begin() -> Strategy:
             return build_strategy(recipe.study, trainers, torch.device("cpu"), recipe.study.model)

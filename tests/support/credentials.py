@@ -117,6 +117,9 @@ UUID = "3f2b8c1e-9d4a-4c6b-8e7f-0a1b2c3d4e5f"
 HARMLESS = (
     "Second pass: smaller rate",
     "PASS: everything is fine",
+    "# Second pass: greedy",
+    "forward pass: bfloat16",
+    "two-pass: disabled",
     "runs/first-pass: expected a new or empty folder",
     "runs/first-password: expected a new or empty folder",
     f"GIT_COMMIT={COMMIT}",

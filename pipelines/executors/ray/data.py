@@ -1,7 +1,6 @@
 """Operators as a Ray Data pipeline."""
 
 import asyncio
-import functools
 import os
 import sys
 import time
@@ -44,9 +43,12 @@ def build_dataset(
         if isinstance(operator, TaskOperator):
             compute = None if operator.max_tasks is None else TaskPoolStrategy(size=operator.max_tasks)
             # A task takes a whole block, since each block of samples becomes one part of the sample store.
-            function = functools.partial(_run_task, function=operator.function, mailbox=mailbox)
             dataset = dataset.map_batches(
-                function, batch_size=None, batch_format="pyarrow", compute=compute, num_cpus=TASK_CPUS
+                _task_function(operator, mailbox),
+                batch_size=None,
+                batch_format="pyarrow",
+                compute=compute,
+                num_cpus=TASK_CPUS,
             )
         else:
             arguments = pool_arguments(operator.pool)
@@ -74,9 +76,15 @@ def open_stream(stream: Stream, mailbox: DriverMailbox, coordinator: Coordinator
     return build_dataset(blocks, stream.operators, mailbox, coordinator)
 
 
-def _run_task(block: pa.Table, function: TableFunction, mailbox: DriverMailbox) -> pa.Table:
+def _task_function(operator: TaskOperator, mailbox: DriverMailbox) -> TableFunction:
     """A stateless step, again while its storage or hub does not answer: an error would end the dataset's actors."""
-    return retry_while_unreachable(lambda: function(block), mailbox.warn)
+
+    def run(block: pa.Table) -> pa.Table:
+        return retry_while_unreachable(lambda: operator.function(block), mailbox.warn)
+
+    # Ray Data 2.60 shows it in its progress and its dashboard.
+    run.__name__ = operator.name
+    return run
 
 
 def _actor_class(operator: ActorOperator) -> type["_Actor"]:

@@ -74,6 +74,15 @@ def actor_died(error: BaseException) -> bool:
     return any(isinstance(cause, RayActorError) or "ActorDiedError" in str(cause) for cause in _causes(error))
 
 
+def actor_creation_failed(error: BaseException) -> bool:
+    """Whether an actor raised an error while it was created. Ray 2.60 does not restart it then."""
+    # Ray Data 2.60 keeps the text alone.
+    return any(
+        getattr(cause, "actor_init_failed", False) or "raised in its creation task" in str(cause)
+        for cause in _causes(error)
+    )
+
+
 def find_corrupt_part(error: BaseException) -> CorruptPart | None:
     """The CorruptPart inside an error, or None."""
     for cause in _causes(error):

@@ -1,6 +1,7 @@
 """What actors tell the user. What they print is not shown, since Ray would mix it with its own lines."""
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -13,11 +14,12 @@ from ray.actor import ActorHandle
 
 from pos2distill.errors import MachineError, warn
 
-from .errors import actor_died, find_fault, find_user_error
+from .errors import actor_creation_failed, actor_died, find_fault, find_user_error
 from .session import driver_node
 
 _POLL_SECONDS = 5.0
 _RECENT_SECONDS = 120.0  # until Ray has noticed that an actor died for the last time
+_REPEAT_SECONDS = 600.0  # as long as processes wait for a storage
 _TIMEOUT_SECONDS = 10.0  # timeout of one call, which takes milliseconds
 
 
@@ -26,10 +28,14 @@ class _Mailbox:
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
+        self.warned: dict[str, float] = {}  # when each line came for the last time
         self.deaths: list[tuple[float, str]] = []  # when, on this process's clock, and why
 
     def add_warning(self, line: str) -> None:
-        self.warnings.append(line)
+        """Keep a line, unless another process has just said the same: an outage meets all of them."""
+        last, self.warned[line] = self.warned.get(line, -math.inf), time.monotonic()
+        if time.monotonic() - last > _REPEAT_SECONDS:
+            self.warnings.append(line)
 
     def add_death(self, reason: str) -> None:
         self.deaths.append((time.monotonic(), reason))
@@ -93,7 +99,7 @@ class DriverMailbox:
         """Raise the reason why an actor ended more often than it may restart, as far as one was reported.
 
         Raises:
-            MachineError: in any case.
+            MachineError: unless the actor raised an error while it was created, which may be a bug.
         """
         deaths: list[str] = []
         with contextlib.suppress(ray.exceptions.RayError):  # such as that of a cluster that is gone
@@ -101,6 +107,8 @@ class DriverMailbox:
         if deaths:
             times = "once" if len(deaths) == 1 else f"{len(deaths)} times"
             raise MachineError(f"the engine of a sampler died {times}, the last time of this: {deaths[-1]}") from error
+        if actor_creation_failed(error):
+            return
         raise MachineError(
             "a process of runtime.samplers, teachers or trainers ended more often than its max_restarts allows: its "
             "machine was lost, or its memory did not suffice; run the same command again to continue"

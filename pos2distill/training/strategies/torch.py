@@ -31,7 +31,8 @@ class TorchStrategy:
         self.study = study
         self.device = device
         self.rank, self.world_size = 0, 1
-        if torch.distributed.is_initialized():
+        # Not with one worker: the process may be one of a group of its own, as a script under `torchrun` is.
+        if (trainers.max_workers or trainers.workers) > 1:
             self.rank, self.world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         precision = torch_dtype(study.training.precision)
         # Trained weights are fp32 under autocast, the same master weights that ZeRO keeps. With adapters, the model's

@@ -254,6 +254,7 @@ def test_merge_by_hand() -> None:
     dtypes = dict.fromkeys(("up.weight", "up.bias", "norm.weight"), torch.float32)
     merged, error = merge(weights, LoraSection(rank=1, alpha=2), dtypes)  # W + 2 B A
     assert error == 0.0
+    assert all(".lora_" in name for name in weights), "what was merged is released"
     assert {name: value.tolist() for name, value in merged.items()} == {
         "up.weight": [[7.0, 12.0], [8.0, 17.0]],
         "up.bias": [1.0, 1.0],

@@ -18,8 +18,9 @@ from pos2distill.config.training import STATE_BYTES
 from pos2distill.errors import CorruptState, UserError
 from pos2distill.models.packing import ResponseBatch, collate
 from pos2distill.records import Tokens
+from pos2distill.store.checkpoint_layout import STATE_FILE
 from pos2distill.training import state
-from pos2distill.training.state import KINDS, STATE_FILE, StoredState, write_state
+from pos2distill.training.state import KINDS, StoredState, write_state
 from pos2distill.training.strategies.torch import TorchStrategy
 
 TRAINERS = TrainersSection(strategy="torch", gradient_checkpointing=False)

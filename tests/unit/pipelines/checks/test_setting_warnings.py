@@ -366,20 +366,29 @@ def test_check_gpus_names_the_settings_with_which_unused_gpus_are_used(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("address", ["local", "10.0.0.1:6379"])
+@pytest.mark.parametrize(
+    ("address", "settings"),
+    [
+        ("10.0.0.1:6379", "runtime.teachers.gpus=1"),
+        (
+            "local",
+            "runtime.samplers.gpus=0.5 runtime.teachers.gpus=0.5 runtime.trainers.gpus=1 runtime.mode=staged",
+        ),
+    ],
+)
 def test_check_gpus_names_a_pool_that_runs_the_model_on_cpus_beside_others(
-    make_recipe: Make, address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make_recipe: Make, address: str, settings: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     warn_once.cache_clear()
     monkeypatch.setenv("RAY_ADDRESS", address)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: 1)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     recipe = make_recipe(runtime={"samplers": {"gpus": 1}, "trainers": {"gpus": 1}})
     plan = make_plan(recipe)
     for _ in range(2):
         machine_checks.check_gpus(PendingRun(recipe, plan, plan.stages))
     assert capsys.readouterr().err == (
-        "warning: runtime.teachers.gpus: 0, so teachers run the model on CPUs, while samplers and trainers use GPUs; "
-        "set 1\n"
+        f"warning: teachers run the model on CPUs, while samplers and trainers use GPUs; for GPUs, add {settings}\n"
     )
 
 

@@ -44,10 +44,13 @@ class Kept:
     def url(self) -> str:
         return f"{self.artifact.url}/{self.states.folder}"
 
-    def save(self, *steps: int) -> None:
+    def save(self, *steps: int, is_whole: bool = True) -> None:
         for step in steps:
-            self.artifact.fs.makedirs(f"{self.folder}/{self.name(step)}", exist_ok=True)
-            self.artifact.fs.pipe_file(f"{self.folder}/{self.name(step)}/state.json", b"{}")
+            folder = f"{self.folder}/{self.name(step)}"
+            self.artifact.fs.makedirs(folder, exist_ok=True)
+            self.artifact.fs.pipe_file(f"{folder}/state.json", b'{"files": {"weights.safetensors": []}}')
+            if is_whole:
+                self.artifact.fs.pipe_file(f"{folder}/weights.safetensors", b"x")
 
     def write_list(self, *steps: int) -> None:
         self.artifact.fs.makedirs(self.folder, exist_ok=True)
@@ -86,29 +89,34 @@ def test_repair_removes_states_that_are_not_listed(kept: Kept) -> None:
     assert kept.states.present(kept.artifact) == {kept.name(6): 6}
 
 
-def test_repair_removes_a_single_state_without_a_list(kept: Kept, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first one, whose upload was cut off before the list was written."""
-    kept.save(3)
+def test_repair_removes_cut_off_states_without_a_list(kept: Kept, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first ones, whose upload was cut off before the list was written, as on a full disk."""
+    kept.save(3, 6, is_whole=False)
+    kept.artifact.fs.makedirs(f"{kept.folder}/{kept.name(9)}", exist_ok=True)
+    kept.artifact.fs.pipe_file(f"{kept.folder}/{kept.name(9)}/state.json", b"{")
     kept.states.repair(kept.artifact)
     assert kept.names() == []
     assert capsys.readouterr().err == (
-        f"warning: {kept.url}/{kept.name(3)}: not listed in {kept.states.file}, since its upload was cut off; training "
-        f"begins again\n"
+        f"warning: {kept.url}/{kept.name(3)}, {kept.name(6)}, {kept.name(9)}: not listed in {kept.states.file}, since "
+        f"the upload was cut off; training begins again\n"
     )
 
 
-def test_repair_rejects_states_without_a_list(kept: Kept) -> None:
+@pytest.mark.parametrize("steps", [(3,), (3, 6)])
+def test_repair_rejects_states_without_a_list(kept: Kept, steps: tuple[int, ...]) -> None:
     """Somebody may have lost it, and may have a copy. The list of a new training would not have them."""
-    kept.save(3, 6)
+    kept.save(*steps)
+    kept.save(9, is_whole=False)
+    names = [kept.name(step) for step in steps]
     assert kept.states.present(kept.artifact) == {}
     for _ in range(2):
         with pytest.raises(UserError) as caught:
             kept.states.repair(kept.artifact)
         assert str(caught.value) == (
-            f"{kept.url}/{kept.states.file}: missing, the list of the training states beside it ({kept.name(3)}, "
-            f"{kept.name(6)}); copy it back from a backup, or remove {kept.url} to train again from the samples"
+            f"{kept.url}/{kept.states.file}: missing, the list of the training states beside it ({', '.join(names)}); "
+            f"copy it back from a backup, or remove {kept.url} to train again from the samples"
         )
-        assert kept.names() == [kept.name(3), kept.name(6)]
+        assert kept.names() == [*names, kept.name(9)]
 
 
 @pytest.mark.parametrize(

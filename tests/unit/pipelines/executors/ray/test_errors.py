@@ -139,6 +139,26 @@ def test_an_actor_that_ended_too_often_is_named_by_its_setting(monkeypatch: pyte
         raise ActorDiedError
 
 
+def test_an_error_that_an_actor_raised_while_it_was_created_keeps_its_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ray.get", lambda *_, **__: [])
+    raised = RuntimeError("no kernel image is available")
+    created = ActorDiedError(RayTaskError("load", "RuntimeError: no kernel image is available", raised))
+    for error in (created, ValueError(str(created))):  # Ray Data keeps the text alone
+        with pytest.raises(type(error), match="no kernel image"), DriverMailbox(Mock()).shown():
+            raise error
+
+
+def test_the_same_warning_of_several_processes_is_shown_once() -> None:
+    mailbox = _Mailbox()
+    for line in ("s3://b: no answer", "s3://b: no answer", "another"):
+        mailbox.add_warning(line)
+    assert mailbox.take_warnings() == ["s3://b: no answer", "another"]
+    mailbox.add_warning("another")
+    assert mailbox.take_warnings() == []
+
+
 def test_deaths_of_engines_count_if_they_are_recent(monkeypatch: pytest.MonkeyPatch) -> None:
     """After an older one the engine was started again, and work went on."""
     now = 0.0

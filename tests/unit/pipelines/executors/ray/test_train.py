@@ -29,7 +29,7 @@ from pipelines.plan import make_plan
 from pos2distill.config import PoolSection, Recipe
 from pos2distill.environment import disable_preemption_watcher
 from pos2distill.errors import MachineError, TransientError, UserError
-from pos2distill.sampling.operators import ActorOperator
+from pos2distill.sampling.operators import ActorOperator, TaskOperator
 from pos2distill.store import retry
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.retry import retry_while_unreachable
@@ -171,11 +171,20 @@ def test_tasks_wait_for_a_storage_that_does_not_answer(monkeypatch: pytest.Monke
     lines: list[str] = []
     mailbox: Any = SimpleNamespace(warn=lines.append)
     block = pa.table({"index": [1]})
-    function = Mock(side_effect=[TransientError("s3://b/r: cannot be used"), ConnectionResetError("reset"), block])
-    assert data._run_task(block, function, mailbox) is block
+    dataset = Mock()
+    monkeypatch.setattr("ray.data.from_arrow", lambda _: dataset)
+
+    def task(*results: Any) -> Callable[[pa.Table], pa.Table]:
+        data.build_dataset([block], [TaskOperator("read examples", Mock(side_effect=results))], mailbox)
+        function: Callable[[pa.Table], pa.Table] = dataset.map_batches.call_args.args[0]
+        return function
+
+    reading = task(TransientError("s3://b/r: cannot be used"), ConnectionResetError("reset"), block)
+    assert reading.__name__ == "read examples"
+    assert reading(block) is block
     assert lines == ["s3://b/r: cannot be used; workers wait until the storage answers"]
     with pytest.raises(UserError, match="no rights"):
-        data._run_task(block, Mock(side_effect=UserError("no rights")), mailbox)
+        task(UserError("no rights"))(block)
 
 
 @pytest.mark.parametrize("kind", [UserError, TransientError, MachineError])
