@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import fsspec
 
 from pos2distill.errors import UserError, warn
-from pos2distill.literal_paths import list_matching, remove
+from pos2distill.literal_paths import list_matching, move, remove
 from pos2distill.store.artifacts import Artifact
-from pos2distill.store.checkpoint_layout import STATE_FILE, train_again_hint
+from pos2distill.store.checkpoint_layout import STATE_FILE, UNLISTED_FOLDER, train_again_hint
 from pos2distill.store.files import read_if_any, write_bytes
 from pos2distill.urls import storage_errors
 
@@ -65,15 +65,15 @@ class StateList:
 
         States that are not listed, since their upload was cut off, are removed: they would fill the disk. Listed states
         that are missing are taken off the list, with a warning: they would count among those that are kept. Without a
-        list, a whole state shows that it was lost: training that began again would remove the state.
+        list, which may never have been written or was lost, whole states are set aside, with a warning.
 
         Raises:
-            UserError: if the list is corrupt or lost, or all listed states are missing.
+            UserError: if the list is corrupt, or all listed states are missing.
         """
         with storage_errors(checkpoint.url, "runtime.storage"):
             content, paths = self._content(checkpoint), self._paths(checkpoint)
             if content is None and paths:
-                self._require_cut_off(checkpoint, paths)
+                paths = self._set_whole_aside(checkpoint, paths)
             listed = {} if content is None else self._parsed(checkpoint, content)
             present = _present_among(listed, paths)
             if listed and not present:
@@ -88,18 +88,16 @@ class StateList:
                 if name not in listed:
                     remove(checkpoint.fs, path)
 
-    def _require_cut_off(self, checkpoint: Artifact, paths: Mapping[str, str]) -> None:
-        """Reject whole states that no list names; of others, whose first upload was cut off, warn."""
+    def _set_whole_aside(self, checkpoint: Artifact, paths: Mapping[str, str]) -> dict[str, str]:
+        """Move whole states that no list names out of the way. Returns the others, whose upload was cut off."""
         whole = sorted(name for name, path in paths.items() if _is_whole(checkpoint.fs, path))
-        if whole:
-            raise UserError(
-                f"{self._url(checkpoint)}/{self.file}: missing, the list of the training states beside it "
-                f"({', '.join(whole)}); copy it back from a backup, or {train_again_hint(checkpoint, self.folder)}"
-            )
-        warn(
-            f"{self._url(checkpoint)}/{', '.join(sorted(paths))}: not listed in {self.file}, since the upload was cut "
-            f"off; training begins again"
-        )
+        for name in whole:
+            checkpoint.fs.makedirs(f"{checkpoint.path}/{UNLISTED_FOLDER}", exist_ok=True)
+            move(checkpoint.fs, paths[name], f"{checkpoint.path}/{UNLISTED_FOLDER}/{name}")
+        line = f"{self._url(checkpoint)}/{self.file}: missing, the list of the training states beside it, so that"
+        aside = f"; whole states are now in {checkpoint.url}/{UNLISTED_FOLDER} ({', '.join(whole)})" if whole else ""
+        warn(f"{line} training begins again{aside}")
+        return {name: path for name, path in paths.items() if name not in whole}
 
     def _url(self, checkpoint: Artifact) -> str:
         return f"{checkpoint.url}/{self.folder}"

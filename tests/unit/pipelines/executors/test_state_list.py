@@ -97,26 +97,30 @@ def test_repair_removes_cut_off_states_without_a_list(kept: Kept, capsys: pytest
     kept.states.repair(kept.artifact)
     assert kept.names() == []
     assert capsys.readouterr().err == (
-        f"warning: {kept.url}/{kept.name(3)}, {kept.name(6)}, {kept.name(9)}: not listed in {kept.states.file}, since "
-        f"the upload was cut off; training begins again\n"
+        f"warning: {kept.url}/{kept.states.file}: missing, the list of the training states beside it, so that training "
+        f"begins again\n"
     )
 
 
-@pytest.mark.parametrize("steps", [(3,), (3, 6)])
-def test_repair_rejects_states_without_a_list(kept: Kept, steps: tuple[int, ...]) -> None:
-    """Somebody may have lost it, and may have a copy. The list of a new training would not have them."""
-    kept.save(*steps)
+def test_repair_sets_whole_states_without_a_list_aside(kept: Kept, capsys: pytest.CaptureFixture[str]) -> None:
+    """Somebody may have lost the list, and may have a copy; later lists will not have these states."""
+    kept.save(3, 6)
     kept.save(9, is_whole=False)
-    names = [kept.name(step) for step in steps]
     assert kept.states.present(kept.artifact) == {}
-    for _ in range(2):
-        with pytest.raises(UserError) as caught:
-            kept.states.repair(kept.artifact)
-        assert str(caught.value) == (
-            f"{kept.url}/{kept.states.file}: missing, the list of the training states beside it ({', '.join(names)}); "
-            f"copy it back from a backup, or remove {kept.url} to train again from the samples"
-        )
-        assert kept.names() == [*names, kept.name(9)]
+    kept.states.repair(kept.artifact)
+    assert [name for name in kept.names() if name != "unlisted"] == []
+    unlisted = f"{kept.artifact.path}/training/unlisted"
+    for step in (3, 6):
+        assert kept.artifact.fs.cat_file(f"{unlisted}/{kept.name(step)}/weights.safetensors") == b"x"
+    assert capsys.readouterr().err == (
+        f"warning: {kept.url}/{kept.states.file}: missing, the list of the training states beside it, so that training "
+        f"begins again; whole states are now in {kept.artifact.url}/training/unlisted ({kept.name(3)}, "
+        f"{kept.name(6)})\n"
+    )
+    kept.save(1)
+    kept.write_list(1)
+    kept.states.repair(kept.artifact)
+    assert kept.artifact.fs.exists(f"{unlisted}/{kept.name(3)}/weights.safetensors")
 
 
 @pytest.mark.parametrize(
