@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from pos2distill.config import MethodSection, Recipe, Study
 from pos2distill.losses.objectives import ANCHOR, row_coefficients
@@ -174,6 +174,21 @@ def test_collate_examples_aligns_responses_to_the_right() -> None:
     for wrong in wrongs:
         with pytest.raises(ValueError, match=r"^feature 0: expected the answered prompt first \(slot -1\), and a resp"):
             collate_examples([{**first, **wrong}])
+
+
+def test_trainer_rejects_a_divided_head(
+    make_recipe: Callable[..., Recipe], arguments: Callable[..., TrainingArguments], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = Trainer.create_accelerator_and_postprocess
+
+    def create_with_fsdp(self: Any) -> None:
+        create(self)
+        self.is_fsdp_enabled = True
+
+    monkeypatch.setattr(Trainer, "create_accelerator_and_postprocess", create_with_fsdp)
+    lm = load_model(make_recipe().study.model)
+    with pytest.raises(ValueError, match=r"^DeepSpeed and FSDP hold no whole output head, which the loss needs"):
+        PositionDistillTrainer(lm, arguments(), teacher=lm)
 
 
 def test_trainer_rejects_what_would_change_the_loss(
