@@ -126,7 +126,7 @@ def tight_memory(spec: ClusterSpec, job: JobCommand) -> Iterator[str]:
         if activations and needed > memory:
             remedy = "use more workers"
             if trainers.strategy == "torch":
-                remedy = "set runtime.trainers.strategy to zero3"
+                remedy = "set runtime.trainers.strategy to zero3 with several workers"
             yield (
                 f"runtime.trainers.workers: {trainers.workers} workers need about {needed / 1e9:.0f} GB of GPU memory "
                 f"each, {activations / 1e9:.1f} GB of it for activations, but a GPU of "

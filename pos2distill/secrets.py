@@ -87,6 +87,7 @@ _ASSIGNMENT = re.compile(
 _PASSWORD = re.compile("passw|passphrase")
 _COMPOUND_PASS = re.compile("[_.]pass$|[a-z]Pass$|[A-Z_]PASS$")
 _PASS = re.compile("pass$", re.IGNORECASE)
+_PASSES = ("first", "second", "third", "one", "two", "three", "multi", "single", "forward", "backward", "last", "next")
 # What follows a word of a sentence: another one.
 _MORE_WORDS = re.compile(r"[,;]?[ \t]+[^\s#]")
 _RANDOM_LENGTH = 12  # characters of a value that is random
@@ -206,11 +207,13 @@ def _is_password(assignment: "re.Match[str]", text: str) -> bool:
         return not (is_sentence and follows_path)
     if _COMPOUND_PASS.search(name):
         return True
+    if _PASS.search(name) is None or name.lower().split("-")[0] in _PASSES:
+        return False
     # By itself, or after a hyphen, a word of sentences too: `forward pass: bfloat16`.
     line_start = text.rfind("\n", 0, assignment.start()) + 1
-    begins_line = not text[line_start : assignment.start()].strip(" \t-{")
-    is_setting = name.lower() == "pass" and begins_line and not is_sentence
-    return _PASS.search(name) is not None and (is_setting or not is_unquoted)
+    before = text[line_start : assignment.start()].rstrip(" \t-")
+    begins_setting = not before or before[-1] in "{,"
+    return not is_unquoted or (begins_setting and not is_sentence)
 
 
 def _is_random(value: str) -> bool:

@@ -63,9 +63,9 @@ def warn_of_pools_on_cpus(recipe: Recipe, pools: Sequence[str], gpus: int | None
     """
     on_gpus = [pool for pool in pools if getattr(recipe.runtime, pool).gpus]
     on_cpus = [pool for pool in pools if pool not in on_gpus]
-    if on_gpus and on_cpus:
+    if on_gpus and on_cpus and gpus != 0:
         settings = [f"runtime.{pool}.gpus=1" for pool in on_cpus]
-        if gpus is not None:
+        if gpus == 1:  # which the pools must share
             settings = _settings_for_gpus(recipe, pools, gpus)
         warn_once(
             f"{' and '.join(on_cpus)} run the model on CPUs, while {' and '.join(on_gpus)} use GPUs; for GPUs, add "

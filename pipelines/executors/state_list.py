@@ -9,7 +9,7 @@ import fsspec
 from pos2distill.errors import UserError, warn
 from pos2distill.literal_paths import list_matching, move, remove
 from pos2distill.store.artifacts import Artifact
-from pos2distill.store.checkpoint_layout import STATE_FILE, UNLISTED_FOLDER, train_again_hint
+from pos2distill.store.checkpoint_layout import STATE_FILE, STEPS_FOLDER, UNLISTED_FOLDER, train_again_hint
 from pos2distill.store.files import read_if_any, write_bytes
 from pos2distill.urls import storage_errors
 
@@ -65,7 +65,8 @@ class StateList:
 
         States that are not listed, since their upload was cut off, are removed: they would fill the disk. Listed states
         that are missing are taken off the list, with a warning: they would count among those that are kept. Without a
-        list, which may never have been written or was lost, whole states are set aside, with a warning.
+        list, one state or several that were cut off are those of a run that had no list yet, and are removed; several
+        whole ones show that the list was lost, and are set aside. Both with a warning.
 
         Raises:
             UserError: if the list is corrupt, or all listed states are missing.
@@ -89,11 +90,20 @@ class StateList:
                     remove(checkpoint.fs, path)
 
     def _set_whole_aside(self, checkpoint: Artifact, paths: Mapping[str, str]) -> dict[str, str]:
-        """Move whole states that no list names out of the way. Returns the others, whose upload was cut off."""
-        whole = sorted(name for name, path in paths.items() if _is_whole(checkpoint.fs, path))
+        """Move several whole states that no list names out of the way, with the log of their steps.
+
+        Returns: the states to remove.
+        """
+        fs, unlisted = checkpoint.fs, f"{checkpoint.path}/{UNLISTED_FOLDER}"
+        whole = sorted(name for name, path in paths.items() if _is_whole(fs, path))
+        if len(whole) == 1:  # a kill between the end of its upload and the first list
+            whole = []
         for name in whole:
-            checkpoint.fs.makedirs(f"{checkpoint.path}/{UNLISTED_FOLDER}", exist_ok=True)
-            move(checkpoint.fs, paths[name], f"{checkpoint.path}/{UNLISTED_FOLDER}/{name}")
+            fs.makedirs(unlisted, exist_ok=True)
+            move(fs, paths[name], f"{unlisted}/{name}")
+        steps = f"{checkpoint.path}/{STEPS_FOLDER}"
+        if whole and fs.exists(steps) and not fs.exists(f"{unlisted}/{STEPS_FOLDER}"):
+            move(fs, steps, f"{unlisted}/{STEPS_FOLDER}")
         line = f"{self._url(checkpoint)}/{self.file}: missing, the list of the training states beside it, so that"
         aside = f"; whole states are now in {checkpoint.url}/{UNLISTED_FOLDER} ({', '.join(whole)})" if whole else ""
         warn(f"{line} training begins again{aside}")

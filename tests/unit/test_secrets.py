@@ -62,7 +62,15 @@ def test_holds_secret_goes_by_the_name(name: str, value: str, secret: bool) -> N
     assert holds_secret(name, value) is secret
 
 
-@pytest.mark.parametrize("line", ["prod/db-password: correcthorse", "pass: correcthorse # of the mailer"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "prod/db-password: correcthorse",
+        "pass: correcthorse # of the mailer",
+        "smtp-pass: correcthorse",
+        "smtp: {user: me, pass: correcthorse}",
+    ],
+)
 def test_looks_secret_distinguishes_a_setting_from_a_sentence(line: str) -> None:
     assert mask_secrets(line) == line.replace("correcthorse", MASK)
     assert not looks_secret(line.replace("correcthorse", "expected another"))

@@ -19,7 +19,7 @@ from .session import driver_node
 
 _POLL_SECONDS = 5.0
 _RECENT_SECONDS = 120.0  # until Ray has noticed that an actor died for the last time
-_REPEAT_SECONDS = 600.0  # as long as processes wait for a storage
+_REPEAT_SECONDS = 60.0  # in which all processes meet an outage
 _TIMEOUT_SECONDS = 10.0  # timeout of one call, which takes milliseconds
 
 
@@ -28,13 +28,14 @@ class _Mailbox:
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
-        self.warned: dict[str, float] = {}  # when each line came for the last time
+        self.warned: dict[str, float] = {}  # when each line was kept for the last time
         self.deaths: list[tuple[float, str]] = []  # when, on this process's clock, and why
 
     def add_warning(self, line: str) -> None:
         """Keep a line, unless another process has just said the same: an outage meets all of them."""
-        last, self.warned[line] = self.warned.get(line, -math.inf), time.monotonic()
-        if time.monotonic() - last > _REPEAT_SECONDS:
+        now = time.monotonic()
+        if now - self.warned.get(line, -math.inf) > _REPEAT_SECONDS:
+            self.warned[line] = now
             self.warnings.append(line)
 
     def add_death(self, reason: str) -> None:

@@ -13,6 +13,7 @@ from cluster.sizing import (
     hidden_state_bytes,
     node_disks,
     sharded_bytes,
+    tight_memory,
 )
 from cluster.spec import load_cluster
 from cluster.spec_warnings import spec_warnings
@@ -190,6 +191,12 @@ def test_render_rejects_a_model_that_does_not_fit_with_one_line(words: list[str]
         render(spec, load_job("nq_mistral_7b", [DATA, EIGHT, *of_recipe]))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_tight_memory_of_workers_that_have_the_whole_model() -> None:
+    words = ["training.lora={rank: 16}", "runtime.trainers.strategy=torch", "runtime.trainers.micro_batch_tokens=65536"]
+    (line,) = tight_memory(load_cluster("gke"), load_job("nq_mistral_7b", [DATA, EIGHT, *words]))
+    assert "a GPU of a2-highgpu-8g has 40 GB; set runtime.trainers.strategy to zero3 with several workers, or" in line
 
 
 def test_render_needs_no_memory_for_engines_that_the_command_does_not_start() -> None:

@@ -243,6 +243,19 @@ def test_add_adapters_rejects_a_layer_of_the_encoder_of_images(tmp_path: Path) -
 # --- the export
 
 
+def test_torch_strategy_of_one_worker_ignores_a_group_that_the_process_is_in(
+    make_study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a script under `torchrun` that distills in its first process."""
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+    study = make_study()
+    alone = TorchStrategy(study, TRAINERS, CPU, study.model)
+    both = TorchStrategy(study, TRAINERS.model_copy(update={"workers": 2}), CPU, study.model)
+    assert [(each.rank, each.world_size) for each in (alone, both)] == [(0, 1), (1, 2)]
+
+
 def test_merge_by_hand() -> None:
     weights = {
         "up.base_layer.weight": torch.eye(2),

@@ -367,22 +367,29 @@ def test_check_gpus_names_the_settings_with_which_unused_gpus_are_used(
 
 
 @pytest.mark.parametrize(
-    ("address", "settings"),
+    ("address", "gpus", "settings"),
     [
-        ("10.0.0.1:6379", "runtime.teachers.gpus=1"),
+        ("10.0.0.1:6379", 0, "runtime.teachers.gpus=1"),
+        ("local", 8, "runtime.teachers.gpus=1"),
         (
             "local",
+            1,
             "runtime.samplers.gpus=0.5 runtime.teachers.gpus=0.5 runtime.trainers.gpus=1 runtime.mode=staged",
         ),
     ],
 )
 def test_check_gpus_names_a_pool_that_runs_the_model_on_cpus_beside_others(
-    make_recipe: Make, address: str, settings: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make_recipe: Make,
+    address: str,
+    gpus: int,
+    settings: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     warn_once.cache_clear()
     monkeypatch.setenv("RAY_ADDRESS", address)
-    monkeypatch.setattr(hardware, "visible_gpus", lambda: 1)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     recipe = make_recipe(runtime={"samplers": {"gpus": 1}, "trainers": {"gpus": 1}})
     plan = make_plan(recipe)
     for _ in range(2):

@@ -102,16 +102,29 @@ def test_repair_removes_cut_off_states_without_a_list(kept: Kept, capsys: pytest
     )
 
 
+def test_repair_removes_a_single_state_without_a_list(kept: Kept, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first one, saved just before the run was killed: no backup has a list of it."""
+    kept.save(3)
+    kept.states.repair(kept.artifact)
+    assert kept.names() == []
+    assert capsys.readouterr().err.endswith(", so that training begins again\n")
+
+
 def test_repair_sets_whole_states_without_a_list_aside(kept: Kept, capsys: pytest.CaptureFixture[str]) -> None:
     """Somebody may have lost the list, and may have a copy; later lists will not have these states."""
     kept.save(3, 6)
     kept.save(9, is_whole=False)
+    steps = f"{kept.artifact.path}/steps"
+    kept.artifact.fs.makedirs(steps, exist_ok=True)
+    kept.artifact.fs.pipe_file(f"{steps}/00000000.jsonl", b"{}\n")
     assert kept.states.present(kept.artifact) == {}
     kept.states.repair(kept.artifact)
     assert [name for name in kept.names() if name != "unlisted"] == []
     unlisted = f"{kept.artifact.path}/training/unlisted"
     for step in (3, 6):
         assert kept.artifact.fs.cat_file(f"{unlisted}/{kept.name(step)}/weights.safetensors") == b"x"
+    # The new training would remove them, and without them the states could not be continued from.
+    assert kept.artifact.fs.cat_file(f"{unlisted}/steps/00000000.jsonl") == b"{}\n"
     assert capsys.readouterr().err == (
         f"warning: {kept.url}/{kept.states.file}: missing, the list of the training states beside it, so that training "
         f"begins again; whole states are now in {kept.artifact.url}/training/unlisted ({kept.name(3)}, "
