@@ -33,16 +33,20 @@ SERVER = ["model.engine=openai", "model.path=gpt-x", "runtime.endpoint.base_url=
             "runtime.storage: the image cannot open https://; expected one of: gs, s3",
         ),
         ("quickstart", ["runtime.storage=/tmp/x"], "runtime.storage: /tmp/x does not exist in the pods; set a URL"),
-        ("quickstart", ["runtime.samplers.gpus=2"], "runtime.samplers.gpus: 2, but a node of sampling has 1; lower it"),
+        (
+            "quickstart",
+            ["model.engine=vllm", "runtime.samplers.gpus=2", "runtime.vllm.tensor_parallel_size=2"],
+            "runtime.samplers.gpus: 2, but a node of sampling has 1; lower it",
+        ),
         (
             "quickstart",
             ["runtime.trainers={workers: 8, gpus: 1}"],
             "runtime.trainers.workers: 8, but only 4 fit on the nodes of training; raise spec.training.max",
         ),
         (
-            # Two nodes of 4 GPUs have 8 GPUs, but only one worker with 3 GPUs fits on each.
+            # Two nodes of 8 CPUs have 16, but only one worker with 5 fits on each.
             "quickstart",
-            ["runtime.trainers={workers: 3, gpus: 3}", "spec.training.max=2"],
+            ["runtime.trainers={workers: 3, gpus: 1, cpus: 5}", "spec.training.max=2"],
             "runtime.trainers.workers: 3, but only 2 fit on the nodes of training; raise spec.training.max or lower",
         ),
         (
