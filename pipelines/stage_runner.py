@@ -57,6 +57,7 @@ def run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage], lease: Lease
         else:
             # Made only when a stage must run, so that a finished study imports no Ray.
             runner = runner or _StageRunner(recipe, plan, stages, lease)
+            runner.check_prompts_before(stage)
             start = time.monotonic()
             manifest = runner.run(stage)
             duration = f"{time.monotonic() - start:9.1f} s"
@@ -121,17 +122,22 @@ class _StageRunner:
         executor = LeasedExecutor(build_executor(recipe.runtime), lease)
         self.context = RunContext(recipe.name, settings, recipe.runtime, executor, lease)
 
+    def check_prompts_before(self, stage: Stage) -> None:
+        """Check all prompts once the data of all tasks is prepared, and before anything expensive starts.
+
+        Raises:
+            UserError: if a prompt does not fit.
+        """
+        if not self.prompts_are_checked and stage.artifact.name != EXAMPLES:
+            check_prompts(self.recipe, self.plan, self.stages)
+            self.prompts_are_checked = True
+
     def run(self, stage: Stage) -> Manifest:
         """Run one stage, which publishes its artifact.
 
         Raises:
-            UserError: if the model is another one than was planned with; if a prompt does not fit; otherwise as the
-                stage.
+            UserError: if the model is another one than was planned with; otherwise as the stage.
         """
-        # Once the data of all tasks is prepared, and before anything expensive starts.
-        if not self.prompts_are_checked and stage.artifact.name != EXAMPLES:
-            check_prompts(self.recipe, self.plan, self.stages)
-            self.prompts_are_checked = True
         self.lease.check()
         if stage.study.model.path:
             self._require_same_model()

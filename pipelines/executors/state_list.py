@@ -125,7 +125,7 @@ class StateList:
     def _paths(self, checkpoint: Artifact) -> dict[str, str]:
         """The paths of the states that are there, listed or not, by name."""
         found = list_matching(checkpoint.fs, f"{checkpoint.path}/{self.folder}", self.pattern, with_folders=True)
-        paths = {path.rstrip("/").rpartition("/")[2]: path for path in found}
+        paths = {path.rpartition("/")[2]: path for path in (each.rstrip("/") for each in found)}
         paths.pop(self.file, None)
         return paths
 
@@ -145,14 +145,14 @@ class StateList:
 
 def _is_whole(fs: fsspec.AbstractFileSystem, path: str) -> bool:
     """Whether a state has all files that it names."""
-    content = read_if_any(fs, f"{path.rstrip('/')}/{STATE_FILE}")
+    content = read_if_any(fs, f"{path}/{STATE_FILE}")
     if content is None:
         return False
     try:
         files = list(json.loads(content)["files"])
     except (ValueError, KeyError, TypeError):
         return False
-    return all(fs.exists(f"{path.rstrip('/')}/{file}") for file in files)
+    return all(fs.exists(f"{path}/{file}") for file in files)
 
 
 def _present_among(listed: dict[str, int], paths: Collection[str]) -> dict[str, int]:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, Trainer
 
 from pos2distill.config import MethodSection
@@ -23,6 +22,7 @@ from pos2distill.models.head import FrozenHead, LogitTransform
 from pos2distill.models.loss_head import LossHead, compute_dtype
 from pos2distill.models.padding import pad_left
 from pos2distill.training.rows import RowBuilder, Sample
+from pos2distill.training.student import response_losses
 from pos2distill.training.teachers import FullDistribution
 
 Feature = Mapping[str, Any]
@@ -162,18 +162,11 @@ class PositionDistillTrainer(Trainer):
         """The loss of each response token, (T,). Logits are float32 whatever the model's dtype, as in the pipeline."""
         mask_NR = inputs["response_mask"]
         hidden_TH = _response_states(lm, inputs)[mask_NR]
-        transform = LogitTransform(lm.config)
+        teacher = None
         if self.method.loss == "kl":
             teacher = self._teacher_distribution(inputs, compute_dtype(hidden_TH))
-
-            def token_losses(raw_logits_tV: Tensor, chunk: slice) -> Tensor:
-                return teacher[chunk].kl(transform(raw_logits_tV))
-        else:
-            target_T = inputs["input_ids"][:, -mask_NR.shape[1] :][mask_NR]
-
-            def token_losses(raw_logits_tV: Tensor, chunk: slice) -> Tensor:
-                return cross_entropy(transform(raw_logits_tV), target_T[chunk], reduction="none")
-
+        target_T = inputs["input_ids"][:, -mask_NR.shape[1] :][mask_NR]
+        token_losses = response_losses(LogitTransform(lm.config), teacher, target_T)
         losses_T: Tensor = LossHead(lm.get_output_embeddings())(hidden_TH, token_losses=token_losses)
         return losses_T
 

@@ -20,7 +20,7 @@ from pos2distill.losses.kl import mean_by_row, reverse_kl
 from pos2distill.models.dropout import turn_dropout_off
 from pos2distill.models.head import LogitTransform
 from pos2distill.models.hidden_states import response_hidden_states
-from pos2distill.models.loss_head import LossHead, compute_dtype
+from pos2distill.models.loss_head import LossHead, TokenLosses, compute_dtype
 from pos2distill.models.packing import PositionView, ResponseBatch
 from pos2distill.randomness import derive_seed
 from pos2distill.training.teachers import TeacherDistribution
@@ -56,17 +56,9 @@ class Student(nn.Module):
         if not adapters:
             return self._states_without_adapters(batch)
         hidden_TH = response_hidden_states(self.lm, batch)
-        if self.loss == "kl":
-            assert teacher is not None
-            distribution = teacher
-
-            def token_losses(raw_logits_tV: Tensor, chunk: slice) -> Tensor:
-                return distribution[chunk].kl(self.transform(raw_logits_tV))
-        else:
-
-            def token_losses(raw_logits_tV: Tensor, chunk: slice) -> Tensor:
-                return cross_entropy(self.transform(raw_logits_tV), batch.target_T[chunk], reduction="none")
-
+        assert teacher is not None or self.loss == "ce"
+        # With adaptive weights, a cross-entropy has a teacher too.
+        token_losses = response_losses(self.transform, teacher if self.loss == "kl" else None, batch.target_T)
         loss_B = mean_by_row(self.head(hidden_TH, token_losses=token_losses), batch.row_T, batch.row_count)
         if batch.view is not None:
             loss_B = loss_B + self.view_weight * self._position_view_divergence(batch, batch.view, hidden_TH.detach())
@@ -97,6 +89,22 @@ class Student(nn.Module):
 
         with adapters_off(self.lm):
             return response_hidden_states(self.lm, batch)
+
+
+def response_losses(transform: LogitTransform, teacher: TeacherDistribution | None, target_T: Tensor) -> TokenLosses:
+    """The losses of response tokens from raw logits: the KL to the teacher, or without one the cross-entropy.
+
+    Args:
+        target_T: (T,) the tokens, for the cross-entropy.
+    """
+
+    def token_losses(raw_logits_tV: Tensor, chunk: slice) -> Tensor:
+        logits_tV = transform(raw_logits_tV)
+        if teacher is not None:
+            return teacher[chunk].kl(logits_tV)
+        return cross_entropy(logits_tV, target_T[chunk], reduction="none")
+
+    return token_losses
 
 
 def prepare_for_training(lm: PreTrainedModel, study: Study, trainers: TrainersSection) -> None:
