@@ -2,20 +2,20 @@
 
 import argparse
 import re
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pos2distill.config import Recipe
 from pos2distill.config.validation import dotted_names
 from pos2distill.errors import ExitCode, did_you_mean, did_you_mean_one, one_line
 from pos2distill.secrets import mask_secrets
 
-from .browse import BROWSING
-
 
 class OneLineParser(argparse.ArgumentParser):
-    """Its subparsers are of the same class. commands: these, by name, once all are there."""
+    """Its subparsers are of the same class. commands: these, by name."""
 
-    commands: "dict[str, OneLineParser]"
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.commands: dict[str, OneLineParser] = {}
 
     def error(self, message: str) -> NoReturn:
         """End the program with this message. argparse would show the usage before it, and has no hint for commands."""
@@ -31,14 +31,12 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def reject_unknown(parser: OneLineParser, options: argparse.Namespace, remaining: list[str]) -> None:
-    """End the program if a word is neither an option nor an override."""
-    # Where a command takes settings, a left-over word without a dash is one.
-    takes_settings = options.command not in ("recipes", *BROWSING)
-    unknown = [word for word in remaining if word.startswith("-") or not takes_settings]
+    """End the program if a word that argparse left over is no setting of a command that takes them."""
+    unknown = [word for word in remaining if word.startswith("-") or not options.takes_settings]
     if not unknown:
         return
     hint = _hint(parser, options.command, unknown[0]) if "." not in unknown[0].partition("=")[0] else ""
-    if not hint and takes_settings:
+    if not hint and options.takes_settings:
         hint = _setting_hint(unknown[0]) or "; a setting is given as section.field=value, such as training.epochs=2"
     parser.commands[options.command].error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 

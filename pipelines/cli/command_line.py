@@ -6,53 +6,46 @@ cluster ACTION SPEC [[COMMAND] RECIPE] [section.field=value ...] [spec.section.f
 """
 
 import argparse
-import contextlib
-import importlib
 import io
-import json
 import os
 import select
 import sys
 import time
 import traceback
-from collections.abc import Iterator
 
-from pos2distill.config import Recipe
-from pos2distill.config.gate import NO_GATE, Gate
-from pos2distill.config.load import load_recipe
-from pos2distill.config.read import RECIPES, recipe_names
-from pos2distill.environment import skip_expected_ray_messages, use_ray_token
-from pos2distill.errors import (
-    ExitCode,
-    GateError,
-    MachineError,
-    Stopped,
-    TransientError,
-    UserError,
-    did_you_mean,
-    one_line,
-)
+from pos2distill import __version__
+from pos2distill.environment import skip_expected_ray_messages
+from pos2distill.errors import ExitCode, GateError, MachineError, Stopped, TransientError, UserError, one_line
 from pos2distill.faults import describe as describe_fault
 from pos2distill.faults import is_transient
 from pos2distill.node_pools import GATE_FAILED, JOB_DASHBOARD_VARIABLE, NOT_RETRIED
 from pos2distill.secrets import mask_secrets
-from pos2distill.startup import is_interrupt, silent_interrupts
+from pos2distill.startup import is_interrupt
 
-from .argument_parser import reject_unknown
-from .browse import BROWSING, run_browsing
-from .command_parser import RENDERING, build_parser
-from .gate_options import read_gate
-from .model_options import load_evaluated_recipe
-from .submitted_command import check_gate_options, split_command
+from .argument_parser import OneLineParser, reject_unknown
+from .browse.compare import add_compare
+from .browse.export import add_export
+from .browse.inspect import add_inspect
+from .browse.push import add_push
+from .browse.runs import add_runs
+from .cluster import add_cluster
+from .command_parsers import CommandParsers, program_name
+from .recipe_commands import add_recipe_commands
+from .recipes import add_recipes
+from .submit import add_submit
 
-# Actions of `cluster` that take these options. The output of those without --json or --quiet is a manifest or a log.
-_CLUSTER_OPTIONS = {
-    "json": ("submit", "status", "validate"),
-    "quiet": ("submit", "validate", "delete"),
-    "out": ("render",),
-    "crds": RENDERING,
-    "server": RENDERING,
-}
+# Each adds its commands, in the order of the help.
+_COMMANDS = (
+    add_recipes,
+    add_recipe_commands,
+    add_inspect,
+    add_runs,
+    add_compare,
+    add_export,
+    add_push,
+    add_submit,
+    add_cluster,
+)
 # How long an attempt of a job on a cluster waits before it ends with an error that may pass.
 _FAILED_ATTEMPT_SECONDS = 900.0
 
@@ -69,7 +62,9 @@ def main(arguments: list[str] | None = None) -> int:
         # Overrides may precede and follow options; argparse alone takes them in one place only.
         options, remaining = parser.parse_known_args(arguments)
         reject_unknown(parser, options, remaining)
-        return _run_and_flush(options, remaining)
+        if remaining:
+            options.words = [*options.words, *remaining]
+        return _run_and_flush(options)
     except SystemExit as stop:  # argparse has printed what is wrong, or the help
         if stop.code == ExitCode.USER_ERROR:
             _stop_retries()
@@ -98,9 +93,24 @@ def main(arguments: list[str] | None = None) -> int:
         return exit_code
 
 
-def _run_and_flush(options: argparse.Namespace, remaining: list[str]) -> int:
+def build_parser() -> OneLineParser:
+    """The parser of all commands, with the parser of each in `commands`."""
+    parser = OneLineParser(
+        prog=program_name(),
+        description="Reduce the position bias of a language model: distill its best document slot into all others.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"pos2distill {__version__}")
+    commands = CommandParsers(parser)
+    for add in _COMMANDS:
+        add(commands)
+    return parser
+
+
+def _run_and_flush(options: argparse.Namespace) -> int:
     try:
-        exit_code = _run(options, remaining)
+        exit_code = _run(options)
     except BaseException as error:
         if is_interrupt(error):
             raise KeyboardInterrupt from None
@@ -161,158 +171,6 @@ def _output_is_closed() -> bool:
     return closed
 
 
-def _run(options: argparse.Namespace, remaining: list[str]) -> int:
-    if options.command == "recipes":
-        if options.name is None:
-            _list_recipes(as_json=options.json)
-        else:
-            _print_recipe(options)
-        return 0
-    if options.command in BROWSING:
-        run_browsing(options)
-        return 0
-    if options.command == "cluster":
-        return _run_cluster(options, [*options.words, *remaining])
-    if options.command == "submit":
-        return _run_submit(options, [*options.words, *remaining])
-    if options.full and not options.dry_run:
-        raise UserError("--full: is an option of --dry-run")
-    overrides = [*options.overrides, *remaining]
-    if options.command == "evaluate":
-        recipe = load_evaluated_recipe(options, overrides)
-    else:
-        recipe = load_recipe(options.recipe, overrides)
-    gate = read_gate(options) if options.command == "evaluate" else NO_GATE
-    if options.quiet:
-        # Imported here, so that --help and a misspelled field are answered at once.
-        with silent_interrupts():
-            from ..progress_bar import set_quiet
-        set_quiet()
-    if options.dry_run:
-        if options.json:
-            raise UserError("--json: --dry-run shows the settings as YAML; leave out one of the two")
-        # Imported here, so that --help and a misspelled field are answered at once.
-        with silent_interrupts():
-            from ..dry_run import show
-
-        show(recipe, options.command, full=options.full, baseline=gate.baseline)
-        return 0
-    _run_command(options, recipe, gate)
-    return 0
-
-
-def _run_submit(options: argparse.Namespace, words: list[str]) -> int:
-    command, words = split_command("submit", words)
-    gate = read_gate(options)
-    check_gate_options(gate, command)
-    # Before the import of ray: Ray 2.60 reads its authentication mode when it is imported.
-    use_ray_token()
-    with silent_interrupts():
-        from ..interrupt import terminable
-        from ..jobs.submit import run_submit
-
-    # SIGTERM raises like Ctrl-C, so that the job is left with a line.
-    with terminable(), _redirected_output(options):
-        submitted = run_submit(
-            command, words[0], words[1:], options.address, gate, allow_plain_http=options.allow_plain_http
-        )
-    if options.json:
-        print(json.dumps(submitted.summary(), ensure_ascii=False))
-    return submitted.exit_code
-
-
-def _run_cluster(options: argparse.Namespace, words: list[str]) -> int:
-    for name, actions in _CLUSTER_OPTIONS.items():
-        is_given = getattr(options, name) not in (None, False)
-        if is_given and options.action not in actions:
-            raise UserError(f"--{name}: is an option of cluster {', '.join(actions)}, not of {options.action}")
-    job_command, gate = "study", read_gate(options)
-    if options.action in RENDERING:
-        job_command, words = split_command(f"cluster {options.action}", words, needs_recipe=False)
-        check_gate_options(gate, job_command)
-    elif gate != NO_GATE:
-        option = next(iter(gate.given()))
-        raise UserError(f"{option}: is an option of cluster {', '.join(RENDERING)}, not of {options.action}")
-    # `cluster` is beside this package: in a checkout both are top-level packages, in a wheel both are in pos2distill.
-    parent = (__package__ or "").removesuffix("pipelines.cli")
-    with silent_interrupts():
-        from ..interrupt import terminable
-
-        command = importlib.import_module(f"{parent}cluster.command")
-    # SIGTERM raises like Ctrl-C, so that the process that shows the job's log ends too.
-    with terminable(), _redirected_output(options):
-        outcome = command.run_cluster(
-            options.action,
-            options.spec,
-            words,
-            command=job_command,
-            gate=gate,
-            out=options.out,
-            crds=options.crds,
-            server=options.server,
-        )
-    if options.json:
-        print(json.dumps(outcome.summary, ensure_ascii=False))
-    exit_code: int = outcome.exit_code
+def _run(options: argparse.Namespace) -> int:
+    exit_code: int = options.handler(options)
     return exit_code
-
-
-def _run_command(options: argparse.Namespace, recipe: Recipe, gate: Gate) -> None:
-    # Imported here, so that --help and a misspelled field are answered at once.
-    with silent_interrupts():
-        from .. import commands
-        from ..attempts import record_failure
-        from ..interrupt import terminable
-
-    gate_error = None
-    try:
-        # SIGTERM raises like Ctrl-C, so that `finally` blocks release the storage and remove unfinished files.
-        with terminable(), _redirected_output(options):
-            studies = commands.plan_command(recipe, options.command)
-            arguments = {} if gate == NO_GATE else {"gate": gate}  # only `evaluate` takes one
-            commands.COMMANDS[options.command].run(recipe, studies, **arguments)
-    except GateError as error:
-        gate_error = error  # the results that the gate rejects are complete
-    except Exception as error:
-        record_failure(recipe, options.command, error)
-        raise
-    if options.json:
-        summary = commands.command_summary(recipe, options.command, studies)
-        if gate != NO_GATE:
-            summary["gate"] = {"passed": gate_error is None, "reason": str(gate_error) if gate_error else None}
-        print(json.dumps(summary, ensure_ascii=False))
-    if gate_error is not None:
-        raise gate_error
-
-
-@contextlib.contextmanager
-def _redirected_output(options: argparse.Namespace) -> Iterator[None]:
-    """With --quiet nothing is printed but warnings and errors; with --json the lines for people go to stderr."""
-    if options.quiet:
-        with open(os.devnull, "w", encoding="utf-8") as nothing, contextlib.redirect_stdout(nothing):
-            yield
-    elif options.json:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    else:
-        yield
-
-
-def _print_recipe(options: argparse.Namespace) -> None:
-    if options.json:
-        raise UserError("--json: is an option of the list; leave it out to print a recipe")
-    names = recipe_names()
-    if options.name not in names:
-        raise UserError(f"{options.name}: no recipe of the project{did_you_mean(options.name, names)}")
-    print((RECIPES / f"{options.name}.yaml").read_text(encoding="utf-8"), end="")
-
-
-def _list_recipes(*, as_json: bool) -> None:
-    descriptions = {name: load_recipe(name).description for name in recipe_names()}
-    if as_json:
-        listed = [{"name": name, "description": description} for name, description in descriptions.items()]
-        print(json.dumps(listed, ensure_ascii=False))
-        return
-    width = max(map(len, descriptions))
-    for name, description in descriptions.items():
-        print(f"{name:<{width}}  {description}")

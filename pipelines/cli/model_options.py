@@ -52,14 +52,15 @@ def add_model_options(command: argparse.ArgumentParser) -> None:
     )
 
 
-def load_evaluated_recipe(options: argparse.Namespace, overrides: list[str]) -> Recipe:
+def load_evaluated_recipe(options: argparse.Namespace) -> Recipe:
     """The recipe that is named, or that of `--model … --data …`.
 
     Args:
-        overrides: settings, `section.field=value`.
+        options: its words are settings, `section.field=value`.
     Raises:
         UserError: naming the option that is missing or does not fit.
     """
+    overrides = options.words
     if options.model is None:
         if options.recipe is None:
             raise UserError("evaluate: expected a RECIPE, or --model and --data")

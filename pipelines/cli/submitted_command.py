@@ -6,7 +6,7 @@ from pos2distill.config.gate import NO_GATE, Gate
 from pos2distill.config.read import recipe_names
 from pos2distill.errors import UserError, did_you_mean
 
-from .help_texts import COMMAND_HELP
+from .recipe_commands import RECIPE_COMMANDS
 
 
 def split_command(caller: str, words: list[str], *, needs_recipe: bool = True) -> tuple[str, list[str]]:
@@ -19,11 +19,11 @@ def split_command(caller: str, words: list[str], *, needs_recipe: bool = True) -
         UserError: for a command that does not exist, or one without a recipe.
     """
     first = words[0] if words else ""
-    is_command = first in COMMAND_HELP
+    is_command = first in RECIPE_COMMANDS
     # The command may be left out, so a misspelled one would be read as a recipe and the recipe as a setting.
     precedes_recipe = bool(words[1:]) and (words[1] in recipe_names() or os.path.isfile(words[1]))
     if not is_command and precedes_recipe and "=" not in first:
-        raise UserError(f"{caller}: {first}: no such command{did_you_mean(first, COMMAND_HELP)}")
+        raise UserError(f"{caller}: {first}: no such command{did_you_mean(first, RECIPE_COMMANDS)}")
     rest = words[1:] if is_command else words
     if (is_command or needs_recipe) and (not rest or "=" in rest[0]):
         raise UserError(f"{caller}: expected [COMMAND] RECIPE [section.field=value ...]; the recipe is missing")

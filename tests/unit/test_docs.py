@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 from benchmarks.validator.other_tools import REPORT, objects_and_pods
 from benchmarks.wrong_input.count import KINDS
 from pipelines.checks.model_checks import check_against_model
-from pipelines.cli.help_texts import examples
+from pipelines.cli.command_line import build_parser
 from pos2distill.config import METHODS
 from pos2distill.config.evaluation_recipe import evaluation_recipe
 from pos2distill.config.inference_table import INFERENCE_METHODS
@@ -126,7 +126,7 @@ def test_examples_of_models_that_think_switch_it_off() -> None:
         *blocks("docs/python.md", "python"),
     ]
     lines = [line for block in shown for line in block.replace("\\\n", "").splitlines()]
-    lines += [line for command in ("evaluate", "study") for line in examples(command).splitlines()]
+    lines += build_parser().commands["evaluate"].format_help().splitlines()
     for line in lines:
         assert "Qwen3" not in line or "enable_thinking=false" in line, line
 
