@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import fsspec
 
 from pos2distill.errors import UserError, warn
-from pos2distill.literal_paths import list_matching, move, remove
+from pos2distill.literal_paths import list_matching, remove
 from pos2distill.store.artifacts import Artifact
-from pos2distill.store.checkpoint_layout import STATE_FILE, STEPS_FOLDER, UNLISTED_FOLDER, train_again_hint
+from pos2distill.store.checkpoint_layout import STATE_FILE, STEPS_FOLDER, train_again_hint
 from pos2distill.store.files import read_if_any, write_bytes
 from pos2distill.urls import storage_errors
 
@@ -65,16 +65,17 @@ class StateList:
 
         States that are not listed, since their upload was cut off, are removed: they would fill the disk. Listed states
         that are missing are taken off the list, with a warning: they would count among those that are kept. Without a
-        list, one state or several that were cut off are those of a run that had no list yet, and are removed; several
-        whole ones show that the list was lost, and are set aside. Both with a warning.
+        list, a run that ended before it wrote the first one left states that were cut off and at most one whole one,
+        which are removed, with a warning.
 
         Raises:
-            UserError: if the list is corrupt, or all listed states are missing.
+            UserError: if the list is corrupt or was lost, or all listed states are missing.
         """
         with storage_errors(checkpoint.url, "runtime.storage"):
             content, paths = self._content(checkpoint), self._paths(checkpoint)
             if content is None and paths:
-                paths = self._set_whole_aside(checkpoint, paths)
+                self._reject_lost_list(checkpoint, paths)
+                warn(f"{self._missing_list(checkpoint)}; training begins again")
             listed = {} if content is None else self._parsed(checkpoint, content)
             present = _present_among(listed, paths)
             if listed and not present:
@@ -89,25 +90,24 @@ class StateList:
                 if name not in listed:
                     remove(checkpoint.fs, path)
 
-    def _set_whole_aside(self, checkpoint: Artifact, paths: Mapping[str, str]) -> dict[str, str]:
-        """Move several whole states that no list names out of the way, with the log of their steps.
+    def _reject_lost_list(self, checkpoint: Artifact, paths: Mapping[str, str]) -> None:
+        """Reject whole states that a list must have named: nothing else says from which one training continues.
 
-        Returns: the states to remove.
+        Raises:
+            UserError: with what to do.
         """
-        fs, unlisted = checkpoint.fs, f"{checkpoint.path}/{UNLISTED_FOLDER}"
+        fs = checkpoint.fs
         whole = sorted(name for name, path in paths.items() if _is_whole(fs, path))
-        if len(whole) == 1:  # a kill between the end of its upload and the first list
-            whole = []
-        for name in whole:
-            fs.makedirs(unlisted, exist_ok=True)
-            move(fs, paths[name], f"{unlisted}/{name}")
-        steps = f"{checkpoint.path}/{STEPS_FOLDER}"
-        if whole and fs.exists(steps) and not fs.exists(f"{unlisted}/{STEPS_FOLDER}"):
-            move(fs, steps, f"{unlisted}/{STEPS_FOLDER}")
-        line = f"{self._url(checkpoint)}/{self.file}: missing, the list of the training states beside it, so that"
-        aside = f"; whole states are now in {checkpoint.url}/{UNLISTED_FOLDER} ({', '.join(whole)})" if whole else ""
-        warn(f"{line} training begins again{aside}")
-        return {name: path for name, path in paths.items() if name not in whole}
+        # Every state adds a file to the log of the steps, and the list is written before the second state is.
+        saved = len(list_matching(fs, f"{checkpoint.path}/{STEPS_FOLDER}", "*.jsonl"))
+        if whole and max(len(whole), saved) > 1:
+            raise UserError(
+                f"{self._missing_list(checkpoint)} ({', '.join(whole)}); copy it back from a backup, or "
+                f"{train_again_hint(checkpoint, self.folder)}"
+            )
+
+    def _missing_list(self, checkpoint: Artifact) -> str:
+        return f"{self._url(checkpoint)}/{self.file}: missing, the list of the training states beside it"
 
     def _url(self, checkpoint: Artifact) -> str:
         return f"{checkpoint.url}/{self.folder}"
@@ -125,7 +125,7 @@ class StateList:
     def _paths(self, checkpoint: Artifact) -> dict[str, str]:
         """The paths of the states that are there, listed or not, by name."""
         found = list_matching(checkpoint.fs, f"{checkpoint.path}/{self.folder}", self.pattern, with_folders=True)
-        paths = {path.rpartition("/")[2]: path for path in (each.rstrip("/") for each in found)}
+        paths = {_last_part(path): path.rstrip("/") for path in found}
         paths.pop(self.file, None)
         return paths
 
@@ -144,15 +144,23 @@ class StateList:
 
 
 def _is_whole(fs: fsspec.AbstractFileSystem, path: str) -> bool:
-    """Whether a state has all files that it names."""
+    """Whether a state has all files that it names.
+
+    Raises:
+        OSError: if the storage cannot say. A state that is taken for a part of one is removed.
+    """
     content = read_if_any(fs, f"{path}/{STATE_FILE}")
     if content is None:
         return False
     try:
-        files = list(json.loads(content)["files"])
+        files = set(json.loads(content)["files"])
     except (ValueError, KeyError, TypeError):
         return False
-    return all(fs.exists(f"{path}/{file}") for file in files)
+    return files <= {_last_part(file) for file in list_matching(fs, path, "*")}
+
+
+def _last_part(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
 
 
 def _present_among(listed: dict[str, int], paths: Collection[str]) -> dict[str, int]:

@@ -4,8 +4,6 @@ from pos2distill.store.artifacts import Artifact
 
 # The model in Hugging Face format, what each step did, and the training state while training runs.
 MODEL_FOLDER, STEPS_FOLDER, STATE_FOLDER = "model", "steps", "training"
-# Whole training states that were found without a list; removed with the others.
-UNLISTED_FOLDER = f"{STATE_FOLDER}/unlisted"
 # In the folder of a training state: which files it has.
 STATE_FILE = "state.json"
 # In the folder of the model, once the study is reported.

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from pipelines.executors import saved_steps
+from pipelines.executors import saved_steps, state_list
 from pipelines.executors.local import LOCAL_STATES
 from pipelines.executors.ray.states import RAY_STATES
 from pipelines.executors.state_list import StateList
 from pos2distill.errors import UserError
-from pos2distill.literal_paths import remove
+from pos2distill.literal_paths import list_matching, remove
 from pos2distill.store.artifacts import Artifact
 
 
@@ -55,6 +55,13 @@ class Kept:
     def write_list(self, *steps: int) -> None:
         self.artifact.fs.makedirs(self.folder, exist_ok=True)
         self.artifact.fs.pipe_file(f"{self.folder}/{self.states.file}", self.content(list(steps)))
+
+    def write_steps(self, *starts: int) -> None:
+        """The log of steps, a file for each state that was saved."""
+        folder = f"{self.artifact.path}/steps"
+        self.artifact.fs.makedirs(folder, exist_ok=True)
+        for start in starts:
+            self.artifact.fs.pipe_file(f"{folder}/{start:08d}.jsonl", b"{}\n")
 
     def remove(self, *steps: int) -> None:
         for step in steps:
@@ -97,43 +104,57 @@ def test_repair_removes_cut_off_states_without_a_list(kept: Kept, capsys: pytest
     kept.states.repair(kept.artifact)
     assert kept.names() == []
     assert capsys.readouterr().err == (
-        f"warning: {kept.url}/{kept.states.file}: missing, the list of the training states beside it, so that training "
-        f"begins again\n"
+        f"warning: {kept.url}/{kept.states.file}: missing, the list of the training states beside it; training begins "
+        f"again\n"
     )
 
 
 def test_repair_removes_a_single_state_without_a_list(kept: Kept, capsys: pytest.CaptureFixture[str]) -> None:
     """The first one, saved just before the run was killed: no backup has a list of it."""
     kept.save(3)
+    kept.write_steps(0)
     kept.states.repair(kept.artifact)
     assert kept.names() == []
-    assert capsys.readouterr().err.endswith(", so that training begins again\n")
+    assert capsys.readouterr().err.endswith("; training begins again\n")
 
 
-def test_repair_sets_whole_states_without_a_list_aside(kept: Kept, capsys: pytest.CaptureFixture[str]) -> None:
-    """Somebody may have lost the list, and may have a copy; later lists will not have these states."""
-    kept.save(3, 6)
+@pytest.mark.parametrize("steps", [(3, 6), (6,)], ids=["several states", "one of several"])
+def test_repair_rejects_whole_states_whose_list_was_lost(kept: Kept, steps: tuple[int, ...]) -> None:
+    """With `runtime.checkpoints.keep` of 1 there is a single one, but each that was saved has a file of steps."""
+    kept.save(*steps)
     kept.save(9, is_whole=False)
-    steps = f"{kept.artifact.path}/steps"
-    kept.artifact.fs.makedirs(steps, exist_ok=True)
-    kept.artifact.fs.pipe_file(f"{steps}/00000000.jsonl", b"{}\n")
+    kept.write_steps(0, 3)
     assert kept.states.present(kept.artifact) == {}
+    for _ in range(2):
+        with pytest.raises(UserError) as caught:
+            kept.states.repair(kept.artifact)
+        assert str(caught.value) == (
+            f"{kept.url}/{kept.states.file}: missing, the list of the training states beside it "
+            f"({', '.join(map(kept.name, steps))}); copy it back from a backup, or remove {kept.url} to train again "
+            f"from the samples"
+        )
+    assert kept.names() == sorted(map(kept.name, (*steps, 9)))
+    kept.write_list(*steps)
     kept.states.repair(kept.artifact)
-    assert [name for name in kept.names() if name != "unlisted"] == []
-    unlisted = f"{kept.artifact.path}/training/unlisted"
-    for step in (3, 6):
-        assert kept.artifact.fs.cat_file(f"{unlisted}/{kept.name(step)}/weights.safetensors") == b"x"
-    # The new training would remove them, and without them the states could not be continued from.
-    assert kept.artifact.fs.cat_file(f"{unlisted}/steps/00000000.jsonl") == b"{}\n"
-    assert capsys.readouterr().err == (
-        f"warning: {kept.url}/{kept.states.file}: missing, the list of the training states beside it, so that training "
-        f"begins again; whole states are now in {kept.artifact.url}/training/unlisted ({kept.name(3)}, "
-        f"{kept.name(6)})\n"
-    )
-    kept.save(1)
-    kept.write_list(1)
-    kept.states.repair(kept.artifact)
-    assert kept.artifact.fs.exists(f"{unlisted}/{kept.name(3)}/weights.safetensors")
+    assert kept.states.present(kept.artifact) == {kept.name(step): step for step in steps}
+
+
+def test_repair_does_not_take_a_whole_state_for_a_part_of_one_while_a_mount_is_stale(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept.save(3, 6)
+    listed = list_matching
+
+    def stale(fs: Any, folder: str, pattern: str, **options: Any) -> list[str]:
+        if folder.endswith(kept.name(3)):
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return listed(fs, folder, pattern, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(state_list, "list_matching", stale)
+        with pytest.raises((OSError, UserError), match="Stale file handle"):
+            kept.states.repair(kept.artifact)
+    assert kept.names() == sorted([kept.name(3), kept.name(6)])
 
 
 @pytest.mark.parametrize(
