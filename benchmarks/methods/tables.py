@@ -60,7 +60,7 @@ R1 = trained("r1", "method.name=r1")
 R1_RANDOM_TEACHER = trained("r1, random-slot teacher", "method.name=r1", "method.teacher_slot=random")
 R1_RANDOM_SLOT = trained("r1, random sampling slot", "method.name=r1", "method.advantageous_slot=random")
 SEQKD = trained("seqkd", "method.name=seqkd")
-# As in its paper: without the data set's answers, and with documents in their given order.
+# As in its paper: without the data set's answers, and with the gold document at random slots.
 SEALONG = ("method.name=seqkd", "method.advantageous_slot=random", "sampling.candidates=8", "sampling.keep=all")
 
 TOY_SEARCH = (
