@@ -109,7 +109,7 @@ def export_tasks(run: str, folder: Path) -> Export:
 
 
 def _caveat(study: Study) -> str | None:
-    if study.model.rope_scales:
+    if study.model.rope_scales or study.inference.spec.changes == "scales":
         return (
             "the model had RoPE scales by layer: serve MODEL with them and use --model vllm; lm_eval's hf ignores them"
         )

@@ -132,7 +132,12 @@ def files_version(model: ModelSection) -> str:
 
 
 # transformers 5.19 refuses to write some of the first that it reads. Servers read the others of a multimodal model.
-_COPIED_FILES = ("generation_config.json", "preprocessor_config.json", "processor_config.json")
+_COPIED_FILES = (
+    "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+)
 
 
 def copy_other_configs(model: ModelSection, folder: Path) -> None:

@@ -129,6 +129,7 @@ class PositionDistillTrainer(Trainer):
         self.args.remove_unused_columns = False
         self.label_names = ["slots"]
         assert self.model is not None
+        _require_plain_head(self.model)
         turn_dropout_off(self.model)
         self.teacher = teacher
         if teacher is not None:
@@ -137,6 +138,7 @@ class PositionDistillTrainer(Trainer):
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """A model of `model_init`, without dropout. transformers 5.19 makes another one when training starts."""
         model: nn.Module = super().call_model_init(trial)
+        _require_plain_head(model)
         turn_dropout_off(model)
         return model
 
@@ -181,6 +183,18 @@ class PositionDistillTrainer(Trainer):
         bias_V = getattr(head, "bias", None)
         frozen = FrozenHead(head.weight.to(dtype), bias_V, LogitTransform(self.teacher.config))
         return FullDistribution(hidden_TH, frozen, self.method.divergence)
+
+
+def _require_plain_head(model: Any) -> None:
+    """Reject an output head that is more than its weights, which are all that the loss uses of it.
+
+    Raises:
+        ValueError: as for the adapters of peft 0.21, which would not be trained.
+    """
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        found = f"{type(head).__module__}.{type(head).__name__}"
+        raise ValueError(f"the output head is {found}, expected torch.nn.Linear: it takes no adapters here")
 
 
 def _response_states(lm: Any, inputs: Mapping[str, Tensor]) -> Tensor:

@@ -69,6 +69,7 @@ def test_holds_secret_goes_by_the_name(name: str, value: str, secret: bool) -> N
         "pass: correcthorse # of the mailer",
         "smtp-pass: correcthorse",
         "smtp: {user: me, pass: correcthorse}",
+        "smtp: {pass: correcthorse, user: me}",
     ],
 )
 def test_looks_secret_distinguishes_a_setting_from_a_sentence(line: str) -> None:

@@ -111,8 +111,9 @@ class DriverMailbox:
         if actor_creation_failed(error):
             return
         raise MachineError(
-            "a process of runtime.samplers, teachers or trainers ended more often than its max_restarts allows: its "
-            "machine was lost, or its memory did not suffice; run the same command again to continue"
+            "a process of runtime.samplers, teachers or trainers ended more often than its max_restarts allows, or the "
+            "one that counts the run's progress ended: its machine was lost, or its memory did not suffice; run the "
+            "same command again to continue"
         ) from error
 
     def _print_warnings(self, finished: threading.Event) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from pos2distill.config import MethodSection, Recipe, Study
@@ -189,6 +190,26 @@ def test_trainer_rejects_a_divided_head(
     lm = load_model(make_recipe().study.model)
     with pytest.raises(ValueError, match=r"^DeepSpeed and FSDP hold no whole output head, which the loss needs"):
         PositionDistillTrainer(lm, arguments(), teacher=lm)
+
+
+def test_trainer_rejects_adapters_of_the_head(
+    make_recipe: Callable[..., Recipe], arguments: Callable[..., TrainingArguments]
+) -> None:
+    """Their part of the logits would be missing, and they would not be trained."""
+    lm = load_model(make_recipe().study.model)
+    adapted = get_peft_model(lm, LoraConfig(r=2, target_modules=["q_proj", "lm_head"]))
+    with pytest.raises(
+        ValueError, match=r"^the output head is peft\S+Linear, expected torch.nn.Linear: it takes no adapt"
+    ):
+        PositionDistillTrainer(adapted, arguments(), method=MethodSection(name="seqkd"))
+
+
+def test_trainer_trains_adapters_of_other_layers(
+    make_recipe: Callable[..., Recipe], arguments: Callable[..., TrainingArguments]
+) -> None:
+    lm = load_model(make_recipe().study.model)
+    adapted = get_peft_model(lm, LoraConfig(r=2, target_modules=["q_proj"]))
+    PositionDistillTrainer(adapted, arguments(), method=MethodSection(name="seqkd"))
 
 
 def test_trainer_rejects_what_would_change_the_loss(

@@ -66,12 +66,17 @@ def test_export_writes_a_task_for_each_position(recipe: Recipe, command: Command
             "the model had RoPE scales by layer: serve MODEL",
         ),
         (
+            # Searched scales are in no settings.
+            ["inference.method=lpes", "inference.search={strategy: uniform, population: 2, examples: 2}"],
+            "the model had RoPE scales by layer: serve MODEL",
+        ),
+        (
             ["inference.method=attention_buckets"],
             "the run used inference.method attention_buckets, which lm_eval cannot",
         ),
         (["inference.method=reorder", "method.auto_examples=2"], ""),
     ],
-    ids=["uniform_scale", "attention_buckets", "reorder"],
+    ids=["uniform_scale", "lpes", "attention_buckets", "reorder"],
 )
 def test_export_warns_of_methods_that_lm_eval_does_not_have(
     recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str], inference: list[str], warning: str
