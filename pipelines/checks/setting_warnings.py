@@ -64,9 +64,12 @@ def warn_of_pools_on_cpus(recipe: Recipe, pools: Sequence[str], gpus: int | None
     on_gpus = [pool for pool in pools if getattr(recipe.runtime, pool).gpus]
     on_cpus = [pool for pool in pools if pool not in on_gpus]
     if on_gpus and on_cpus and gpus != 0:
-        settings = [f"runtime.{pool}.gpus=1" for pool in on_cpus]
         if gpus == 1:  # which the pools must share
             settings = _settings_for_gpus(recipe, pools, gpus)
+        else:
+            settings = [f"runtime.{pool}.gpus=1" for pool in on_cpus]
+            if gpus is not None and gpus < len(pools) and "trainers" in pools and recipe.runtime.mode == "streamed":
+                settings.append("runtime.mode=staged")  # which does not need all of them at the same time
         warn_once(
             f"{' and '.join(on_cpus)} run the model on CPUs, while {' and '.join(on_gpus)} use GPUs; for GPUs, add "
             f"{' '.join(settings)}"

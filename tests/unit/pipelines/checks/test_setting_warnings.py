@@ -371,6 +371,8 @@ def test_check_gpus_names_the_settings_with_which_unused_gpus_are_used(
     [
         ("10.0.0.1:6379", 0, "runtime.teachers.gpus=1"),
         ("local", 8, "runtime.teachers.gpus=1"),
+        ("local", 3, "runtime.teachers.gpus=1"),
+        ("local", 2, "runtime.teachers.gpus=1 runtime.mode=staged"),
         (
             "local",
             1,
