@@ -53,6 +53,11 @@ def _entries(fs: fsspec.AbstractFileSystem, folder: str, pattern: str, *, is_roo
     return [entry for entry in inside if fnmatchcase(PurePosixPath(entry["name"]).name, pattern)]
 
 
+def last_part(path: str) -> str:
+    """The name of a file or folder; of a folder also with a slash at its end."""
+    return path.rstrip("/").rpartition("/")[2]
+
+
 def require_listable(fs: fsspec.AbstractFileSystem, folder: str) -> None:
     """Reject a folder of this machine that cannot be listed: fsspec 2026.9 shows it as an empty one.
 

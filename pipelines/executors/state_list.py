@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import fsspec
 
 from pos2distill.errors import UserError, warn
-from pos2distill.literal_paths import list_matching, remove
+from pos2distill.literal_paths import last_part, list_matching, remove
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.checkpoint_layout import STATE_FILE, STEPS_FOLDER, train_again_hint
 from pos2distill.store.files import read_if_any, write_bytes
@@ -125,7 +125,7 @@ class StateList:
     def _paths(self, checkpoint: Artifact) -> dict[str, str]:
         """The paths of the states that are there, listed or not, by name."""
         found = list_matching(checkpoint.fs, f"{checkpoint.path}/{self.folder}", self.pattern, with_folders=True)
-        paths = {_last_part(path): path.rstrip("/") for path in found}
+        paths = {last_part(path): path.rstrip("/") for path in found}
         paths.pop(self.file, None)
         return paths
 
@@ -156,11 +156,7 @@ def _is_whole(fs: fsspec.AbstractFileSystem, path: str) -> bool:
         files = set(json.loads(content)["files"])
     except (ValueError, KeyError, TypeError):
         return False
-    return files <= {_last_part(file) for file in list_matching(fs, path, "*")}
-
-
-def _last_part(path: str) -> str:
-    return path.rstrip("/").rpartition("/")[2]
+    return files <= {last_part(file) for file in list_matching(fs, path, "*")}
 
 
 def _present_among(listed: dict[str, int], paths: Collection[str]) -> dict[str, int]:

@@ -15,6 +15,7 @@ from pos2distill.evaluation.references import compare_references
 from pos2distill.evaluation.scores import Curve, Grid, paired_difference, summarize_expected, to_curve, to_grid
 from pos2distill.evaluation.search_charts import search_charts
 from pos2distill.evaluation.verdict import describe_change
+from pos2distill.literal_paths import last_part
 from pos2distill.records import Slots
 from pos2distill.tasks.datasets import dataset_name
 from pos2distill.tasks.metrics import describe_metric
@@ -217,14 +218,10 @@ def render_model_card(inputs: ReportInputs) -> str:
     """The checkpoint's README.md: its base model, its method and its measured curve."""
     # A card is published, so it must not show a path or URL of the machine that made it.
     settings = {name: value for name, value in inputs.run.changed_settings.items() if name not in _PRIVATE}
-    base = inputs.base_model or _last_part(str(inputs.run.settings["model"]["path"]))
+    base = inputs.base_model or last_part(str(inputs.run.settings["model"]["path"]))
     return TEMPLATES.get_template("model_card.md.j2").render(
         run=inputs.run, report=inputs, verdict=verdict(inputs.main), base=base, settings=settings
     )
-
-
-def _last_part(path: str) -> str:
-    return path.rstrip("/").rpartition("/")[2]
 
 
 def summarize(comparison: Comparison) -> dict[str, Any]:
