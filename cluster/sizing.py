@@ -5,7 +5,7 @@ Units: bytes, unless a name says otherwise.
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -20,9 +20,10 @@ from .machines import gpu_memory_gb
 from .nodes import NodeSection, quantity_bytes
 from .spec import ClusterSpec
 
-# Bytes of GPU memory per trained parameter, by training.precision (strategies/zero3.py): bfloat16 weight 2, fp32
-# gradient 4 (`grad_accum_dtype`), fp32 weight 4 and two moments 8. In fp32, the model computes with the fp32 weight.
-GPU_BYTES = {"bfloat16": 18, "float32": 16}
+# Bytes of GPU memory per trained parameter, by training.precision: fp32 weight 4, gradient 4 and two moments 8. With
+# zero3 and bfloat16 a bfloat16 weight too (strategies/zero3.py); torch casts the fp32 weight where it is used.
+ZERO3_BYTES = {"bfloat16": 18, "float32": 16}
+TORCH_BYTES = {"bfloat16": 16, "float32": 16}
 ENGINE_RESERVE = 1.6e9  # GPU memory that vLLM needs besides weights and cache; an estimate
 OBJECT_STORE_FRACTION = 0.9  # fraction of /dev/shm for Ray's object store; the remainder is for NCCL
 # Further memory on each GPU: gathered weights, recomputed activations, buffers of NCCL and CUDA; an estimate.
@@ -92,25 +93,22 @@ def _check_trainers(spec: ClusterSpec, recipe: Recipe) -> None:
     memory = _gpu_memory(spec.training.node)
     if memory is None or not trainers.gpus:
         return
-    sharded = sharded_bytes(study, _parameters(spec, study.model.path))
-    needed = sharded / _parts_of_model(trainers) + GPU_RESERVE
-    if needed > memory and trainers.strategy == "torch":
+    parameters = _parameters(spec, study.model.path)
+    needed = worker_bytes(study, trainers, parameters) + GPU_RESERVE
+    if needed <= memory:
+        return
+    workers = math.ceil(zero3_bytes(study, parameters) / (memory - GPU_RESERVE))
+    gpu = f"a GPU of {spec.training.node.instance_type} has {memory / 1e9:.0f} GB"
+    if trainers.strategy == "torch":
+        more = f" and runtime.trainers.workers to {workers} or more" if trainers.workers < workers else ""
         raise UserError(
             f"{recipe.name}: runtime.trainers.strategy: with torch each worker has the whole model, and needs "
-            f"{needed / 1e9:.0f} GB of GPU memory and activations, but a GPU of {spec.training.node.instance_type} has "
-            f"{memory / 1e9:.0f} GB; set zero3"
+            f"{needed / 1e9:.0f} GB of GPU memory and activations, but {gpu}; set zero3{more}"
         )
-    if needed > memory:
-        raise UserError(
-            f"{recipe.name}: runtime.trainers.workers: {trainers.workers} workers need {needed / 1e9:.0f} GB of GPU "
-            f"memory each and activations, but a GPU of {spec.training.node.instance_type} has {memory / 1e9:.0f} GB; "
-            f"set {math.ceil(sharded / (memory - GPU_RESERVE))} or more"
-        )
-
-
-def _parts_of_model(trainers: TrainersSection) -> int:
-    """Into how many parts training divides the model."""
-    return trainers.workers if trainers.strategy == "zero3" else 1
+    raise UserError(
+        f"{recipe.name}: runtime.trainers.workers: {trainers.workers} workers need {needed / 1e9:.0f} GB of GPU memory "
+        f"each and activations, but {gpu}; set {workers} or more"
+    )
 
 
 def tight_memory(spec: ClusterSpec, job: JobCommand) -> Iterator[str]:
@@ -121,8 +119,7 @@ def tight_memory(spec: ClusterSpec, job: JobCommand) -> Iterator[str]:
     for cell in job.cells:
         study = cell.study
         activations = _boundary_bytes(spec, study, trainers.micro_batch_tokens)
-        sharded = sharded_bytes(study, _parameters(spec, study.model.path))
-        needed = sharded / _parts_of_model(trainers) + activations + GPU_RESERVE
+        needed = worker_bytes(study, trainers, _parameters(spec, study.model.path)) + activations + GPU_RESERVE
         if activations and needed > memory:
             remedy = "use more workers"
             if trainers.strategy == "torch":
@@ -212,11 +209,22 @@ def _boundary_bytes(spec: ClusterSpec, study: Study, tokens: int) -> float:
     return float(WEIGHT_BYTES[study.training.precision]) * tokens * model.layers * model.width
 
 
-def sharded_bytes(study: Study, parameters: float) -> float:
+def worker_bytes(study: Study, trainers: TrainersSection, parameters: float) -> float:
+    """What a training worker holds of the model and its training state, at most in any round."""
+    if trainers.strategy == "zero3":
+        return zero3_bytes(study, parameters) / trainers.workers
+    return _model_bytes(study, parameters, TORCH_BYTES)
+
+
+def zero3_bytes(study: Study, parameters: float) -> float:
     """What ZeRO-3 divides between the GPUs of all training workers, at most in any round."""
+    return _model_bytes(study, parameters, ZERO3_BYTES)
+
+
+def _model_bytes(study: Study, parameters: float, bytes_per_trained: Mapping[str, int]) -> float:
     holds_base_copy = study.holds_base_copy(starts_from_base=study.method.rounds == 1)
     base_copy = WEIGHT_BYTES[study.model.dtype] * parameters if holds_base_copy else 0
-    trained = GPU_BYTES[study.training.precision] * parameters
+    trained = bytes_per_trained[study.training.precision] * parameters
     if study.training.lora is None:
         return trained + base_copy
     frozen = WEIGHT_BYTES[study.training.precision] * parameters

@@ -6,7 +6,8 @@ model with few slots, whose position weights then count; and for one GPU `facts_
 on three tasks, and `rates_gpu`, learning rates. All variants of a table are evaluated on the same questions at the same
 slots. Where there is randomness (training, search), each seed is its own run, and the interval of the mean covers seeds
 and questions (`estimate`); otherwise it is over questions. Change and time are relative to the base model with the same
-engine and prompt. The change is paired by question, after the mean over seeds, and its interval is over questions.
+engine and prompt; the time only in tables whose runs are made in one go. The change is paired by question, after the
+mean over seeds, and its interval is over questions.
 Stages run one after the other, so that the cost of a method is the sum of their costs. Writes methods_TABLE.json and
 methods_TABLE.png to this folder; other runs that the report already has are kept. A stopped run continues. Every run
 records the commit and the versions with which its answers were made.
@@ -82,6 +83,7 @@ def run(recipe: Recipe, *, trains: bool) -> Run:
         cut=pc.sum(pc.equal(predictions["finish_reason"], "length")).as_py(),
         sampled=sum(counts(stage)["sampled"] for stage in samples) if trains else None,
         kept=sum(counts(stage)["kept"] for stage in samples) if trains else None,
+        search=None if plan.search_scales is None else found(plan.search_scales),
         commit=made.revision if made else None,
         machine=made.hardware if made else None,
         versions=made.versions if made else None,
@@ -97,6 +99,16 @@ def seconds(stage: Stage) -> float:
 def counts(stage: Stage) -> Mapping[str, int]:
     """The counts of a finished stage."""
     return stage.output().manifest().counts
+
+
+def found(search: Stage) -> dict[str, Any]:
+    """The scales that a finished search chose, and their fitness on its questions."""
+    details = search.output().details("scales", "fitness", "unscaled")
+    return {
+        "scales": details["scales"],
+        "fitness": details["fitness"],
+        "fitness without scales": details["unscaled"]["fitness"],
+    }
 
 
 def prompts(grid: Grid) -> int:
@@ -139,7 +151,7 @@ def write_report(name: str, table: Table, runs: dict[str, list[Run]], output: Pa
         # A base that is asked for may come after runs that the report had.
         if variant.name in runs and variant.base in runs:
             made = {"settings": list(variant.settings), "base": variant.base}
-            rows[variant.name] = {**made, **summarize(runs[variant.name], runs[variant.base][0])}
+            rows[variant.name] = {**made, **summarize(runs[variant.name], runs[variant.base][0], timed=table.timed)}
     report = {"recipe": table.recipe, "common": table.common, "variants": rows}
     (output / f"methods_{name}.json").write_text(json.dumps(report, indent=1) + "\n")
     draw(rows, output / f"methods_{name}.png")

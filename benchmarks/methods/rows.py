@@ -22,6 +22,8 @@ class Run:
     right: for each question, the number of slots at which its answer is right.
     answers: for each question, one character for each slot, 1 if its answer there is right and 0 if not.
     cut: number of answers that ended at the limit of tokens.
+    search: what the search of scales found, if there was one: the scale of each layer, their fitness on the questions
+        of the search, and the fitness of scale 1 there.
     sampled, kept: number of samples of all rounds, and of those used in training.
     date, commit, machine, versions: when and with what the answers were made. A field is None in runs that were
         measured before it was recorded.
@@ -42,6 +44,7 @@ class Run:
     cut: int | None = None
     sampled: int | None = None
     kept: int | None = None
+    search: dict[str, Any] | None = None
     commit: str | None = None
     machine: str | None = None
     versions: dict[str, str] | None = None
@@ -62,13 +65,17 @@ def accuracies(runs: Sequence[Run], base: Run) -> dict[str, Any]:
     }
 
 
-def summarize(runs: Sequence[Run], base: Run) -> dict[str, Any]:
-    """One line of the table: `accuracies`, times and the runs themselves."""
+def summarize(runs: Sequence[Run], base: Run, *, timed: bool) -> dict[str, Any]:
+    """One line of the table: `accuracies`, times and the runs themselves.
+
+    Args:
+        timed: whether times of the runs and of the base can be compared; if not, there is no relative time.
+    """
     seconds_per_answer = float(np.mean([run.seconds_per_answer for run in runs]))
     return {
         **accuracies(runs, base),
         "seconds_per_answer": seconds_per_answer,
-        "relative_time": seconds_per_answer / base.seconds_per_answer,
+        "relative_time": seconds_per_answer / base.seconds_per_answer if timed else None,
         "cost_seconds": float(np.mean([run.cost for run in runs])),
         "runs": [asdict(run) for run in runs],
     }
@@ -135,9 +142,10 @@ def print_table(rows: dict[str, dict[str, Any]]) -> None:
     print("|---|---|---|---|---|---|---|---|---|---|")
     for name, row in rows.items():
         mean = Estimate(**row["mean"])
+        relative_time = "" if row["relative_time"] is None else f"{row['relative_time']:.2f}"
         print(
             f"| {name} | {row['seeds']} | {mean.value:.3f} [{mean.low:.3f}, {mean.high:.3f}] | "
             f"{format_change(row['change'])} | {row['worst']:.2f} | {row['gap']:.2f} | {row['gap_corrected']:.2f} | "
             f"{format_change(row['gap_change'])} | "
-            f"{row['relative_time']:.2f} | {row['cost_seconds']:.0f} |"
+            f"{relative_time} | {row['cost_seconds']:.0f} |"
         )

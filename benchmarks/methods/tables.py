@@ -24,11 +24,17 @@ class Variant:
 
 @dataclass(frozen=True)
 class Table:
-    """One report: a recipe, the settings that all its variants share, and the variants."""
+    """One report.
+
+    common: the settings that all variants share.
+    timed: whether all runs are made in one go on a machine that does nothing else, so that the time of an answer can be
+        compared. Longer tables are made in several parts, some on other machines or beside other work.
+    """
 
     recipe: str
     common: tuple[str, ...]
     variants: tuple[Variant, ...]
+    timed: bool = False
 
 
 def trained(name: str, *settings: str, base: str = "base") -> Variant:
@@ -229,8 +235,9 @@ TABLES = {
             "runtime.executor=local",
         ),
         TOY_VARIANTS,
+        timed=True,
     ),
-    "two_hop": Table("quickstart_r2", ("evaluation.seed=0", "runtime.executor=local"), TWO_HOP_VARIANTS),
+    "two_hop": Table("quickstart_r2", ("evaluation.seed=0", "runtime.executor=local"), TWO_HOP_VARIANTS, timed=True),
     "smollm2": Table(
         "facts_smollm2",
         (

@@ -20,7 +20,6 @@ from typing import Any
 from benchmarks.methods.methods import run
 from benchmarks.methods.rows import Run, accuracies, format_change
 from benchmarks.methods.tables import GPU_SEARCH, NARROW_SEARCH, ON_GPU, SEEDS, TOY_SEARCH
-from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 
@@ -97,18 +96,6 @@ def load(task: Task, storage: str, seed: int, *settings: str) -> Recipe:
     return load_recipe(task.recipe, [*common, *task.settings, *settings])
 
 
-def searched(recipe: Recipe) -> dict[str, Any]:
-    """The scales that the search of a finished evaluation chose, and their fitness on its questions."""
-    (search,) = make_plan(recipe).measurements
-    details = search.output().details("scales", "fitness", "unscaled")
-    return {
-        "seed": recipe.study.seed,
-        "scales": details["scales"],
-        "fitness": details["fitness"],
-        "fitness without scales": details["unscaled"]["fitness"],
-    }
-
-
 def measure_base(table: Table, storage: str) -> Runs:
     """The model without scales on every task."""
     return {name: {NONE: [run(load(task, storage, 0), trains=False)]} for name, task in table.tasks.items()}
@@ -119,10 +106,11 @@ def measure_seed(table: Table, storage: str, seed: int, runs: Runs, searches: Se
     for name, task in table.tasks.items():
         print(f"--- scales of {name}, seed {seed}", flush=True)
         lpes = load(task, storage, seed, "inference.method=lpes", f"inference.search={table.search}")
-        runs[name].setdefault(name, []).append(run(lpes, trains=False))
-        found = searched(lpes)
-        searches[name].append(found)
-        fixed = ("inference.method=lpes", f"inference.scales={found['scales']}")
+        own = run(lpes, trains=False)
+        assert own.search is not None
+        runs[name].setdefault(name, []).append(own)
+        searches[name].append({"seed": seed, **own.search})
+        fixed = ("inference.method=lpes", f"inference.scales={own.search['scales']}")
         for other in table.tasks.keys() - {name}:
             recipe = load(table.tasks[other], storage, seed, *fixed)
             runs[other].setdefault(name, []).append(run(recipe, trains=False))
@@ -149,8 +137,9 @@ def write_report(name: str, table: Table, runs: Runs, searches: Searches, output
 
 
 def how_made(run: Run) -> dict[str, Any]:
-    """A run without its times."""
-    return {name: value for name, value in asdict(run).items() if name not in ("seconds_per_answer", "cost")}
+    """A run without its times, and without its search, which the report has once."""
+    apart = ("seconds_per_answer", "cost", "search")
+    return {name: value for name, value in asdict(run).items() if name not in apart}
 
 
 def print_tables(rows: Rows, runs: Runs) -> None:

@@ -9,10 +9,11 @@ import pytest
 
 from benchmarks.methods import methods, transfer
 from benchmarks.methods.methods import settings_of, stored_runs, write_report
-from benchmarks.methods.rows import Run, summarize
+from benchmarks.methods.rows import Run, print_table, summarize
 from benchmarks.methods.tables import TABLES, Table, Variant
 from pipelines.checks.model_checks import check_against_model
 from pipelines.plan import make_plan
+from pipelines.stages.search_scales import read_generations
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from tests.support.results import counts_of
@@ -151,7 +152,7 @@ def test_write_report_compares_a_variant_with_its_own_base(tmp_path: Path) -> No
         "base, hf": [dataclasses.replace(a_run(8.0, [0, 1, 1, 1]), commit="def")],
         "ms_poe": [a_run(10.0, [2, 1, 1, 1])],
     }
-    rows = write_report("small", Table("r", (), variants), runs, tmp_path)
+    rows = write_report("small", Table("r", (), variants, timed=True), runs, tmp_path)
     assert rows["ms_poe"]["relative_time"] == pytest.approx(1.25)
     assert rows["ms_poe"]["change"]["value"] == pytest.approx(0.25)
     assert rows["base, hf"]["relative_time"] == 1.0
@@ -159,7 +160,17 @@ def test_write_report_compares_a_variant_with_its_own_base(tmp_path: Path) -> No
     assert "commit" not in stored
     assert stored["variants"]["base, hf"]["runs"][0]["commit"] == "def"
     assert stored_runs(tmp_path / "methods_small.json", Table("r", (), variants))["ms_poe"][0].commit == "abc"
-    assert summarize(runs["base"], runs["base"][0])["relative_time"] == 1.0
+
+
+def test_times_of_parts_of_a_table_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A table that takes days is made in parts, on machines that differ or have other work."""
+    variants = (Variant("base", ()), Variant("reorder", ()))
+    runs = {"base": [a_run(1.0, [0, 1])], "reorder": [a_run(3.0, [0, 1])]}
+    rows = write_report("small", Table("r", (), variants), runs, tmp_path)
+    assert (rows["reorder"]["seconds_per_answer"], rows["reorder"]["relative_time"]) == (3.0, None)
+    print_table(rows)
+    cells = [cell.strip() for cell in capsys.readouterr().out.splitlines()[-1].split("|")]
+    assert cells[-3:-1] == ["", "1"]
 
 
 def test_summarize_averages_the_change_of_the_gap_over_seeds() -> None:
@@ -168,11 +179,11 @@ def test_summarize_averages_the_change_of_the_gap_over_seeds() -> None:
         dataclasses.replace(a_run(1.0, [len(answer.strip("0"))] * 8), answers=[answer] * 8)
         for answer in ("10", "11", "10")
     )
-    rows = [summarize(runs, base) for runs in ([base], [better], [better, same])]
+    rows = [summarize(runs, base, timed=True) for runs in ([base], [better], [better, same])]
     changes = [row["gap_change"] and row["gap_change"]["value"] for row in rows]
     assert changes == [None, pytest.approx(-1), pytest.approx(-0.5)]
     # Of runs that were made before it was recorded it is not known.
-    assert summarize([better, a_run(1.0, [1] * 8)], base)["gap_change"] is None
+    assert summarize([better, a_run(1.0, [1] * 8)], base, timed=True)["gap_change"] is None
 
 
 @pytest.mark.parametrize("name", transfer.TABLES)
@@ -198,10 +209,10 @@ def test_a_transfer_evaluates_the_scales_of_each_task_on_all(tmp_path: Path, mon
         scales = recipe.study.inference.scales
         seen.append((recipe.name, recipe.study.seed, list(scales)))
         own = recipe.study.inference.method == "lpes" and not scales
-        return dataclasses.replace(a_run(1.0, [2, 2] if own else [1, 1]), seed=recipe.study.seed)
+        search = {"scales": chosen[recipe.name]} if own else None
+        return dataclasses.replace(a_run(1.0, [2, 2] if own else [1, 1]), seed=recipe.study.seed, search=search)
 
     monkeypatch.setattr(transfer, "run", run)
-    monkeypatch.setattr(transfer, "searched", lambda recipe: {"seed": recipe.study.seed, "scales": chosen[recipe.name]})
     output = tmp_path / "new" / "folder"
     words = ["transfer", "toy", str(tmp_path), "--seeds", "1", "0", "1", "--output", str(output)]
     monkeypatch.setattr("sys.argv", words)
@@ -222,7 +233,7 @@ def test_a_transfer_evaluates_the_scales_of_each_task_on_all(tmp_path: Path, mon
         assert row["none"]["change"] is None
         assert (row[evaluated]["change"]["value"], row[other]["change"]["value"]) == (0.5, 0.0)
         assert [each["seed"] for each in report["searches"][evaluated]] == [0, 1]
-        assert "seconds_per_answer" not in report["runs"][evaluated][other][0]
+        assert not {"seconds_per_answer", "search"} & report["runs"][evaluated][evaluated][0].keys()
 
 
 def test_run_counts_cut_answers_and_samples(make_recipe: Callable[..., Recipe]) -> None:
@@ -235,4 +246,19 @@ def test_run_counts_cut_answers_and_samples(make_recipe: Callable[..., Recipe]) 
     assert trained.sampled == 8
     assert trained.kept == counts_of(recipe, "sample")["kept"] > 0
     base = methods.run(recipe, trains=False)
-    assert (base.sampled, base.kept) == (None, None)
+    assert (base.sampled, base.kept, base.search) == (None, None, None)
+
+
+def test_run_records_what_a_search_of_scales_found(make_recipe: Callable[..., Recipe]) -> None:
+    search = {"generations": 1, "population": 2, "parents": 1, "mutations": 1, "crossovers": 1, "examples": 4}
+    recipe = make_recipe(
+        runtime={"executor": "local", "mode": "staged"}, inference={"method": "lpes", "search": search}
+    )
+    found = methods.run(recipe, trains=False).search
+    assert found is not None
+    plan = make_plan(recipe)
+    assert plan.search_scales is not None
+    (generation,) = read_generations(plan.search_scales.artifact)
+    assert found["fitness without scales"] == generation[0].fitness
+    assert found["fitness"] == max(candidate.fitness for candidate in generation)
+    assert found["scales"] == list(plan.search_scales.output().details("scales")["scales"])

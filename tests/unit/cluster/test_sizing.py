@@ -8,12 +8,14 @@ from cluster.known_models import KNOWN_MODELS
 from cluster.nodes import NodeSection, quantity_bytes
 from cluster.render import render
 from cluster.sizing import (
-    GPU_BYTES,
     GPU_RESERVE,
+    TORCH_BYTES,
+    ZERO3_BYTES,
     hidden_state_bytes,
     node_disks,
-    sharded_bytes,
     tight_memory,
+    worker_bytes,
+    zero3_bytes,
 )
 from cluster.spec import load_cluster
 from cluster.spec_warnings import spec_warnings
@@ -28,7 +30,7 @@ EIGHT = "runtime.trainers.workers=8"
 P = KNOWN_MODELS["Mistral-7B-Instruct-v0.3"].parameters
 
 
-def test_gpu_bytes_are_those_of_zero3() -> None:
+def test_bytes_per_parameter_are_those_of_the_strategies() -> None:
     import torch
 
     from pos2distill.training.strategies.zero3 import _deepspeed_config
@@ -37,7 +39,9 @@ def test_gpu_bytes_are_those_of_zero3() -> None:
     assert config["bf16"]["enabled"]
     assert config["data_types"] == {"grad_accum_dtype": "fp32"}
     assert config["optimizer"]["type"] == "AdamW"
-    assert GPU_BYTES == {"bfloat16": 2 + 4 + STATE_BYTES, "float32": 4 + STATE_BYTES}
+    assert ZERO3_BYTES == {"bfloat16": 2 + 4 + STATE_BYTES, "float32": 4 + STATE_BYTES}
+    # Under autocast too, since TorchStrategy keeps no cast weights.
+    assert TORCH_BYTES == {"bfloat16": 4 + STATE_BYTES, "float32": 4 + STATE_BYTES}
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -175,8 +179,12 @@ def test_render_requests_the_disk_of_models_and_checkpoints() -> None:
         ),
         (
             ["runtime.trainers.strategy=torch"],
-            "nq_mistral_7b: runtime.trainers.strategy: with torch each worker has the whole model, and needs 136 GB of "
+            "nq_mistral_7b: runtime.trainers.strategy: with torch each worker has the whole model, and needs 122 GB of "
             "GPU memory and activations, but a GPU of a2-highgpu-8g has 40 GB; set zero3",
+        ),
+        (
+            ["runtime.trainers.strategy=torch", "runtime.trainers.workers=1"],
+            "but a GPU of a2-highgpu-8g has 40 GB; set zero3 and runtime.trainers.workers to 4 or more",
         ),
         (
             ["sampling.node.instance_type=g2-standard-16", "runtime.vllm.gpu_memory_utilization=0.05"],
@@ -219,13 +227,26 @@ def test_memory_table_of_the_documentation_is_computed_as_in_the_code() -> None:
     assert len(rows) == 3
     for billions, layers, width, *stated in rows:
         parameters = int(billions) * 1e9
-        sharded = sharded_bytes(recipe.study, parameters)
+        sharded = zero3_bytes(recipe.study, parameters)
         activations = 2 * tokens * int(layers) * int(width)
         assert stated[0] == f"{sharded / 1e9:.0f}"
         assert stated[1] == f"{activations / 1e9:.1f}"
         for workers, text in zip((4, 8, 16), stated[2:5], strict=True):
             assert text == f"{(sharded / workers + activations + GPU_RESERVE) / 1e9:.0f}"
         assert stated[5] == f"{STATE_BYTES * parameters / 1e9:.0f}"
+
+
+@pytest.mark.parametrize(
+    ("words", "per_parameter"),
+    [
+        ([], 18 / 8),
+        (["runtime.trainers.strategy=torch"], 16),
+        (["runtime.trainers.strategy=torch", "training.lora={rank: 16}"], 2 + 0.8),
+    ],
+)
+def test_worker_bytes_of_each_strategy(words: list[str], per_parameter: float) -> None:
+    recipe = load_recipe("nq_mistral_7b", [DATA, EIGHT, *words])
+    assert worker_bytes(recipe.study, recipe.runtime.trainers, 1e9) == pytest.approx(per_parameter * 1e9)
 
 
 @pytest.mark.parametrize(
@@ -240,9 +261,9 @@ def test_memory_table_of_the_documentation_is_computed_as_in_the_code() -> None:
         (["training.lora={rank: 16}", "training.precision=float32"], 4 + 0.8),
     ],
 )
-def test_sharded_bytes_are_those_of_the_largest_round(words: list[str], per_parameter: float) -> None:
+def test_zero3_bytes_are_those_of_the_largest_round(words: list[str], per_parameter: float) -> None:
     study = load_recipe("nq_mistral_7b", [DATA, *words]).study
-    assert sharded_bytes(study, 1e9) == pytest.approx(per_parameter * 1e9)
+    assert zero3_bytes(study, 1e9) == pytest.approx(per_parameter * 1e9)
 
 
 def test_hidden_state_bytes_count_all_samples_of_an_on_policy_method() -> None:
