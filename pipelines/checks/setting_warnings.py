@@ -64,26 +64,38 @@ def warn_of_pools_on_cpus(recipe: Recipe, pools: Sequence[str], gpus: int | None
     on_gpus = [pool for pool in pools if getattr(recipe.runtime, pool).gpus]
     on_cpus = [pool for pool in pools if pool not in on_gpus]
     if on_gpus and on_cpus and gpus != 0:
-        if gpus == 1:  # which the pools must share
-            settings = _settings_for_gpus(recipe, pools, gpus)
-        else:
-            settings = [f"runtime.{pool}.gpus=1" for pool in on_cpus]
-            if gpus is not None and gpus < len(pools) and "trainers" in pools and recipe.runtime.mode == "streamed":
-                settings.append("runtime.mode=staged")  # which does not need all of them at the same time
         warn_once(
             f"{' and '.join(on_cpus)} run the model on CPUs, while {' and '.join(on_gpus)} use GPUs; for GPUs, add "
-            f"{' '.join(settings)}"
+            f"{' '.join(_settings_for_gpus(recipe, pools, gpus))}"
         )
 
 
-def _settings_for_gpus(recipe: Recipe, pools: Sequence[str], gpus: int) -> list[str]:
+def _settings_for_gpus(recipe: Recipe, pools: Sequence[str], gpus: int | None) -> list[str]:
+    """The settings to add so that all of these pools run on GPUs.
+
+    Args:
+        gpus: the number that they have together; None if there are as many as they ask for.
+    """
+    runtime, engine = recipe.runtime, recipe.study.model.engine
+    wanted = {pool: getattr(runtime, pool).gpus or 1.0 for pool in pools}
+    if "samplers" in wanted and engine == "vllm":
+        wanted["samplers"] = runtime.samplers.gpus or float(runtime.vllm.tensor_parallel_size)
     # Samplers and teachers run at the same time; in streamed mode trainers too.
     is_shared = gpus == 1 and "samplers" in pools and "teachers" in pools
-    gpus_of = {pool: 0.5 if is_shared and pool != "trainers" else 1.0 for pool in pools}
-    settings = [f"runtime.{pool}.gpus={number:g}" for pool, number in gpus_of.items()]
-    if is_shared and recipe.study.model.engine == "vllm":
+    if is_shared:
+        wanted |= {"samplers": 0.5, "teachers": 0.5}
+    settings = [
+        f"runtime.{pool}.gpus={number:g}" for pool, number in wanted.items() if number != getattr(runtime, pool).gpus
+    ]
+    if is_shared and engine == "vllm":
         settings.append("runtime.vllm.gpu_memory_utilization=0.5")
-    if "trainers" in pools and sum(gpus_of.values()) > gpus and recipe.runtime.mode == "streamed":
+    processes = {
+        "samplers": runtime.samplers.min,
+        "teachers": runtime.teachers.min,
+        "trainers": runtime.trainers.workers,
+    }
+    together = sum(number * processes[pool] for pool, number in wanted.items())
+    if gpus is not None and "trainers" in pools and together > gpus and runtime.mode == "streamed":
         settings.append("runtime.mode=staged")
     return settings
 

@@ -326,6 +326,14 @@ ALL = ["runtime.samplers.gpus=1", "runtime.teachers.gpus=1", "runtime.trainers.g
         (3, {}, "stages", ALL),
         (2, {}, "stages", [*ALL, "runtime.mode=staged"]),
         (2, {"runtime": {"mode": "staged"}}, "stages", ALL),
+        (5, {"runtime": {"trainers": {"workers": 3}}}, "stages", ALL),
+        (4, {"runtime": {"trainers": {"workers": 3}}}, "stages", [*ALL, "runtime.mode=staged"]),
+        (
+            4,
+            {"model": {"engine": "vllm"}, "runtime": {"vllm": {"tensor_parallel_size": 2}}},
+            "stages",
+            ["runtime.samplers.gpus=2", *ALL[1:]],
+        ),
         (
             1,
             {"model": {"engine": "vllm"}},
@@ -373,11 +381,7 @@ def test_check_gpus_names_the_settings_with_which_unused_gpus_are_used(
         ("local", 8, "runtime.teachers.gpus=1"),
         ("local", 3, "runtime.teachers.gpus=1"),
         ("local", 2, "runtime.teachers.gpus=1 runtime.mode=staged"),
-        (
-            "local",
-            1,
-            "runtime.samplers.gpus=0.5 runtime.teachers.gpus=0.5 runtime.trainers.gpus=1 runtime.mode=staged",
-        ),
+        ("local", 1, "runtime.samplers.gpus=0.5 runtime.teachers.gpus=0.5 runtime.mode=staged"),
     ],
 )
 def test_check_gpus_names_a_pool_that_runs_the_model_on_cpus_beside_others(
