@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from pos2distill.config import ModelSection
 from pos2distill.evaluation.page import TEMPLATES
+from pos2distill.literal_paths import last_part
 from pos2distill.models.files import is_hub_name
 from pos2distill.models.rope.curves import CONFIG_KEY
 
@@ -39,7 +40,7 @@ def render_scales_card(model: ModelSection, scales: Sequence[float], *, searched
     """
     served = f"{model.path} --revision {model.revision}" if model.revision else model.path
     return TEMPLATES.get_template("scaled_model.md.j2").render(
-        model=model.path if is_hub_name else model.path.rstrip("/").rpartition("/")[2],
+        model=model.path if is_hub_name else last_part(model.path),
         served=served if is_hub_name else "MODEL",
         scales=list(scales),
         searched=searched,

@@ -89,7 +89,7 @@ _COMPOUND_PASS = re.compile("[_.]pass$|[a-z]Pass$|[A-Z_]PASS$")
 _PASS = re.compile("pass$", re.IGNORECASE)
 _PASSES = ("first", "second", "third", "one", "two", "three", "multi", "single", "forward", "backward", "last", "next")
 # What follows a word of a sentence: another one, and not the next name of a mapping.
-_MORE_WORDS = re.compile(r"[,;]?[ \t]+(?![\w.-]+[\"']?[ \t]*:)[^\s#]")
+_MORE_WORDS = re.compile(r"[,;]?[ \t]+(?![\"']?[\w.-]+[\"']?[ \t]*:)[^\s#]")
 _RANDOM_LENGTH = 12  # characters of a value that is random
 
 

@@ -95,7 +95,9 @@ def _settings_for_gpus(recipe: Recipe, pools: Sequence[str], gpus: int | None) -
         "trainers": runtime.trainers.workers,
     }
     together = sum(number * processes[pool] for pool, number in wanted.items())
-    if gpus is not None and "trainers" in pools and together > gpus and runtime.mode == "streamed":
+    # One process uses them one after the other.
+    is_streamed = runtime.mode == "streamed" and runtime.executor == "ray"
+    if gpus is not None and "trainers" in pools and together > gpus and is_streamed:
         settings.append("runtime.mode=staged")
     return settings
 

@@ -110,7 +110,7 @@ def build_parser() -> OneLineParser:
 
 def _run_and_flush(options: argparse.Namespace) -> int:
     try:
-        exit_code = _run(options)
+        exit_code: int = options.handler(options)
     except BaseException as error:
         if is_interrupt(error):
             raise KeyboardInterrupt from None
@@ -169,8 +169,3 @@ def _output_is_closed() -> bool:
         # Python flushes once more when it ends, and would report the error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), output)
     return closed
-
-
-def _run(options: argparse.Namespace) -> int:
-    exit_code: int = options.handler(options)
-    return exit_code

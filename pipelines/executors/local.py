@@ -310,4 +310,4 @@ def _without(content: bytes, missing: Collection[str]) -> bytes:
     return _NAMES.dump_json([name for name in _NAMES.validate_json(content) if name not in missing])
 
 
-LOCAL_STATES = StateList(_STATE, _LATEST, "*", _parse, _without)
+LOCAL_STATES = StateList(_STATE, _LATEST, "*", _parse, _without, unlisted=1)

@@ -25,6 +25,7 @@ class StateList:
         parse: returns the names and steps of the states in the content of a list, the oldest first. Raises ValueError,
             KeyError or TypeError if it is corrupt.
         without: returns the content of a list without some of its states.
+        unlisted: how many states may have been saved before the list is first written.
     """
 
     folder: str
@@ -32,6 +33,7 @@ class StateList:
     pattern: str
     parse: Callable[[bytes], dict[str, int]]
     without: Callable[[bytes, Collection[str]], bytes]
+    unlisted: int
 
     def read(self, checkpoint: Artifact) -> dict[str, int]:
         """The states that are listed, the oldest first: their names and steps. Empty without a list.
@@ -65,8 +67,8 @@ class StateList:
 
         States that are not listed, since their upload was cut off, are removed: they would fill the disk. Listed states
         that are missing are taken off the list, with a warning: they would count among those that are kept. Without a
-        list, a run that ended before it wrote the first one left states that were cut off and at most one whole one,
-        which are removed, with a warning.
+        list, a run that was killed before it wrote the first one left states that were cut off and at most `unlisted`
+        whole ones, which are removed, with a warning.
 
         Raises:
             UserError: if the list is corrupt or was lost, or all listed states are missing.
@@ -98,9 +100,9 @@ class StateList:
         """
         fs = checkpoint.fs
         whole = sorted(name for name, path in paths.items() if _is_whole(fs, path))
-        # Every state adds a file to the log of the steps, and the list is written before the second state is.
+        # Every state adds a file to the log of the steps.
         saved = len(list_matching(fs, f"{checkpoint.path}/{STEPS_FOLDER}", "*.jsonl"))
-        if whole and max(len(whole), saved) > 1:
+        if whole and max(len(whole), saved) > self.unlisted:
             raise UserError(
                 f"{self._missing_list(checkpoint)} ({', '.join(whole)}); copy it back from a backup, or "
                 f"{train_again_hint(checkpoint, self.folder)}"

@@ -20,11 +20,13 @@ from pos2distill.errors import UserError
 from pos2distill.evaluation.scores import position_order
 from pos2distill.literal_paths import list_matching
 from pos2distill.records import PREDICTION_SCHEMA
+from pos2distill.store.artifacts import Artifact
 from pos2distill.store.storage import RUN_FILE
 from pos2distill.urls import open_url, storage_errors
 
 from ..artifact_names import SCORES
-from .artifact_lookup import open_artifact, open_folder, study_of
+from ..stages.stage import Input
+from .artifact_lookup import input_artifact, open_artifact, open_folder, provenance_of, study_of
 from .inspection.question import QuestionValues
 from .inspection.questions import QuestionFilter, iter_questions
 from .run_summaries import summary_of
@@ -105,17 +107,34 @@ def export_tasks(run: str, folder: Path) -> Export:
     metrics = [{"metric": name, "aggregation": "mean", "weight_by_size": True} for name in ("accuracy", "f1")]
     for group, tasks in groups.items():
         _write_yaml(folder / f"{group}.yaml", {"group": group, "task": tasks, "aggregate_metric_list": metrics})
-    return Export(groups, summary_of(artifact), _caveat(study))
+    return Export(groups, summary_of(artifact), _caveat(artifact, study))
 
 
-def _caveat(study: Study) -> str | None:
-    if study.model.rope_scales or study.inference.spec.changes == "scales":
+def _caveat(artifact: Artifact, study: Study) -> str | None:
+    if _is_scaled(artifact, study):
         return (
             "the model had RoPE scales by layer: serve MODEL with them and use --model vllm; lm_eval's hf ignores them"
         )
     if study.inference.spec.changes == "attention":
         return f"the run used inference.method {study.inference.method}, which lm_eval cannot use"
     return None
+
+
+def _is_scaled(artifact: Artifact, study: Study) -> bool:
+    """Whether the model had a RoPE scale other than 1: of the settings, of a search, or of its own config."""
+    if not study.has_weights:
+        return False
+    # Imported here: torch takes seconds.
+    from pos2distill.models.architecture import load_config
+    from pos2distill.models.rope.layer_scales import resolve_scales
+
+    scales = study.model.rope_scales
+    if "scales" in provenance_of(artifact).inputs:
+        search = input_artifact(artifact, "scales")
+        if not search.is_finished:  # deleted since
+            return True
+        scales = Input(search, search.fingerprint).details("scales")["scales"]
+    return any(scale != 1 for scale in resolve_scales(scales, load_config(study.model), study.model.path))
 
 
 def find_sample_logs(folder: str) -> list[str]:

@@ -6,6 +6,7 @@ from pos2distill.evaluation.page import RunDescription, ShownCurves, render_page
 from pos2distill.evaluation.questions import EvaluatedTask
 from pos2distill.evaluation.result import Evaluation
 from pos2distill.evaluation.search_charts import search_charts
+from pos2distill.literal_paths import last_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class EvaluationInputs:
 def render_evaluation(inputs: EvaluationInputs) -> dict[str, bytes]:
     """The page's files by name: `index.html`, `curves.csv`, and the charts as PNG."""
     # The last part of a path or hub name fits into a legend.
-    model = inputs.evaluation.model.rstrip("/").rpartition("/")[2]
+    model = last_part(inputs.evaluation.model)
     shown = []
     for view, curve in enumerate(inputs.evaluation.curves):
         picture = f"accuracy-{curve.documents}-documents.png" if view else "accuracy.png"

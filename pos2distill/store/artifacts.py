@@ -18,7 +18,7 @@ import pydantic
 from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import UserError
-from pos2distill.literal_paths import list_matching, remove
+from pos2distill.literal_paths import last_part, list_matching, remove
 from pos2distill.records import SCHEMA_VERSION
 from pos2distill.store.files import ROW_GROUP_SIZE, is_corrupt, read_if_any, read_table, sync, write_json, write_table
 from pos2distill.urls import open_url, storage_errors
@@ -134,9 +134,8 @@ class Artifact:
         """
         self.remove(MANIFEST)
         for path in self.fs.ls(self.path, detail=False) if self.fs.exists(self.path) else ():
-            name = path.rstrip("/").rpartition("/")[2]
-            if name != last:
-                self.remove(name)
+            if last_part(path) != last:
+                self.remove(last_part(path))
         if self.fs.exists(self.path):
             remove(self.fs, self.path)
 

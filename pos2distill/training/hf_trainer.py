@@ -133,6 +133,7 @@ class PositionDistillTrainer(Trainer):
         turn_dropout_off(self.model)
         self.teacher = teacher
         if teacher is not None:
+            _require_plain_head(teacher)
             teacher.requires_grad_(False).eval().to(self.args.device)
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
@@ -189,10 +190,14 @@ def _require_plain_head(model: Any) -> None:
     """Reject an output head that is more than its weights, which are all that the loss uses of it.
 
     Raises:
-        ValueError: as for the adapters of peft 0.21, which would not be trained.
+        ValueError: as for the adapters of peft 0.21, which would be left out of the logits.
     """
+    # Imported here: peft takes a second.
+    from peft.utils import ModulesToSaveWrapper
+
     head = model.get_output_embeddings()
-    if not isinstance(head, nn.Linear):
+    # The wrapper's weights are those of the copy that is trained.
+    if not isinstance(head, nn.Linear | ModulesToSaveWrapper):
         found = f"{type(head).__module__}.{type(head).__name__}"
         raise ValueError(f"the output head is {found}, expected torch.nn.Linear: it takes no adapters here")
 

@@ -70,6 +70,7 @@ def test_holds_secret_goes_by_the_name(name: str, value: str, secret: bool) -> N
         "smtp-pass: correcthorse",
         "smtp: {user: me, pass: correcthorse}",
         "smtp: {pass: correcthorse, user: me}",
+        'smtp: {pass: correcthorse, "user": me}',
     ],
 )
 def test_looks_secret_distinguishes_a_setting_from_a_sentence(line: str) -> None:

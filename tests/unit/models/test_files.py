@@ -292,12 +292,12 @@ def test_copy_other_configs_copies_those_that_are_there(
 ) -> None:
     model, exported = copy_model(), tmp_path / "exported"
     exported.mkdir()
-    (Path(model.path) / "processor_config.json").write_text('{"image_seq_length": 4}')
+    others = {"processor_config.json": '{"image_seq_length": 4}', "video_preprocessor_config.json": '{"fps": 2}'}
+    for name, text in others.items():
+        (Path(model.path) / name).write_text(text)
     (Path(model.path) / "generation_config.json").unlink()
     copy_other_configs(model, exported)
-    assert {path.name: path.read_text() for path in exported.iterdir()} == {
-        "processor_config.json": '{"image_seq_length": 4}'
-    }
+    assert {path.name: path.read_text() for path in exported.iterdir()} == others
 
 
 def test_files_version_changes_with_the_file_that_a_link_names(

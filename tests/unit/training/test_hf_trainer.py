@@ -195,21 +195,32 @@ def test_trainer_rejects_a_divided_head(
 def test_trainer_rejects_adapters_of_the_head(
     make_recipe: Callable[..., Recipe], arguments: Callable[..., TrainingArguments]
 ) -> None:
-    """Their part of the logits would be missing, and they would not be trained."""
-    lm = load_model(make_recipe().study.model)
-    adapted = get_peft_model(lm, LoraConfig(r=2, target_modules=["q_proj", "lm_head"]))
-    with pytest.raises(
-        ValueError, match=r"^the output head is peft\S+Linear, expected torch.nn.Linear: it takes no adapt"
-    ):
+    """Their part of the logits would be missing: those of the student untrained, those of the teacher not taught."""
+    model = make_recipe().study.model
+    adapted = get_peft_model(load_model(model), LoraConfig(r=2, target_modules=["q_proj", "lm_head"]))
+    expected = r"^the output head is peft\S+Linear, expected torch.nn.Linear: it takes no adapt"
+    with pytest.raises(ValueError, match=expected):
         PositionDistillTrainer(adapted, arguments(), method=MethodSection(name="seqkd"))
+    with pytest.raises(ValueError, match=expected):
+        PositionDistillTrainer(load_model(model), arguments(), teacher=adapted)
 
 
+@pytest.mark.parametrize("saved", [None, ["lm_head"]], ids=["adapters", "adapters and a head"])
 def test_trainer_trains_adapters_of_other_layers(
-    make_recipe: Callable[..., Recipe], arguments: Callable[..., TrainingArguments]
+    make_recipe: Callable[..., Recipe], arguments: Callable[..., TrainingArguments], saved: list[str] | None
 ) -> None:
-    lm = load_model(make_recipe().study.model)
-    adapted = get_peft_model(lm, LoraConfig(r=2, target_modules=["q_proj"]))
-    PositionDistillTrainer(adapted, arguments(), method=MethodSection(name="seqkd"))
+    """And a head of which peft trains a copy (`modules_to_save`)."""
+    adapted = get_peft_model(
+        load_model(make_recipe().study.model), LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=saved)
+    )
+    trainer = PositionDistillTrainer(adapted, arguments(), method=MethodSection(name="seqkd"))
+    batch = collate_examples([{"prompts": [[5, 6, 7], [7, 6, 5]], "slots": [-1, 1], "response": [8, 9]}])
+    trainer.compute_loss(adapted, batch).backward()
+    trained = {name: weight for name, weight in adapted.named_parameters() if weight.requires_grad}
+    # The second matrix of an adapter is 0 at first, so that the first one has no gradient yet.
+    moved = {name for name, weight in trained.items() if weight.grad is not None and weight.grad.abs().sum() > 0}
+    assert moved == {name for name in trained if "lora_A" not in name}
+    assert any("lm_head" in name for name in moved) == bool(saved)
 
 
 def test_trainer_rejects_what_would_change_the_loss(

@@ -326,6 +326,7 @@ ALL = ["runtime.samplers.gpus=1", "runtime.teachers.gpus=1", "runtime.trainers.g
         (3, {}, "stages", ALL),
         (2, {}, "stages", [*ALL, "runtime.mode=staged"]),
         (2, {"runtime": {"mode": "staged"}}, "stages", ALL),
+        (2, {"runtime": {"executor": "local"}}, "stages", ALL),
         (5, {"runtime": {"trainers": {"workers": 3}}}, "stages", ALL),
         (4, {"runtime": {"trainers": {"workers": 3}}}, "stages", [*ALL, "runtime.mode=staged"]),
         (

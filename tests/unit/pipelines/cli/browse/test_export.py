@@ -12,6 +12,7 @@ from pipelines.cli import command_line
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
+from pos2distill.models.rope.curves import CONFIG_KEY
 from tests.support.commands import Command, run_evaluate
 
 
@@ -65,11 +66,8 @@ def test_export_writes_a_task_for_each_position(recipe: Recipe, command: Command
             ["inference.method=uniform_scale", "inference.scales=[1.5]"],
             "the model had RoPE scales by layer: serve MODEL",
         ),
-        (
-            # Searched scales are in no settings.
-            ["inference.method=lpes", "inference.search={strategy: uniform, population: 2, examples: 2}"],
-            "the model had RoPE scales by layer: serve MODEL",
-        ),
+        # This search keeps a scale of 1: the random model answers nothing with any.
+        (["inference.method=lpes", "inference.search={strategy: uniform, population: 2, examples: 2}"], ""),
         (
             ["inference.method=attention_buckets"],
             "the run used inference.method attention_buckets, which lm_eval cannot",
@@ -93,6 +91,39 @@ def test_export_warns_of_methods_that_lm_eval_does_not_have(
     method = inference[0]
     assert capsys.readouterr().err.splitlines()[0].endswith(f": {method}")
     assert f"warning: {warning}" in printed.err if warning else "warning" not in printed.err
+
+
+def test_export_warns_of_scales_that_were_searched_or_are_in_the_config_of_the_model(
+    recipe: Recipe, tiny_model_path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No settings name them."""
+    path = str(Path(recipe.study.data.path).parent / "recipe.yaml")
+    few = ["data.eval_examples=2", "evaluation.slots=[0]"]
+    tasks = tmp_path / "tasks"
+
+    def warns(storage: Path) -> bool:
+        assert command_line.main(["export", str(storage), str(tasks)]) == 0
+        shutil.rmtree(tasks)
+        return "the model had RoPE scales by layer: serve MODEL" in capsys.readouterr().err
+
+    searched = tmp_path / "searched"
+    search = ["inference.method=lpes", "inference.search={strategy: uniform, population: 2, examples: 2}"]
+    run_evaluate(load_recipe(path, [f"runtime.storage={searched}", *few, *search]))
+    assert not warns(searched)
+    (manifest,) = searched.glob("rope-scales-*/manifest.json")
+    stored = json.loads(manifest.read_text())
+    stored["details"]["scales"][-1] = 1.5
+    manifest.write_text(json.dumps(stored))
+    assert warns(searched)
+    shutil.rmtree(manifest.parent)
+    assert warns(searched)
+
+    model = shutil.copytree(tiny_model_path, tmp_path / "model")
+    config = model / "config.json"
+    raw = json.loads(config.read_text())
+    config.write_text(json.dumps({**raw, CONFIG_KEY: [1.0] * (raw["num_hidden_layers"] - 1) + [1.5]}))
+    run_evaluate(load_recipe(path, [f"runtime.storage={tmp_path / 'stored'}", *few, f"model.path={model}"]))
+    assert warns(tmp_path / "stored")
 
 
 def test_export_names_what_compare_takes(recipe: Recipe, command: Command, tmp_path: Path) -> None:
