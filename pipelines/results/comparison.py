@@ -30,6 +30,9 @@ from .run_summaries import (
     to_run_summary,
 )
 
+# Of two base models that are compared: the same model, used in the same way.
+_HOW_ANSWERED = ("model", "path", "inference", "scales", "search")
+
 
 def list_runs(folder: str) -> list[dict[str, Any]]:
     """One entry for every report in a folder of runs or in one run's storage, and for every evaluation that no report
@@ -74,6 +77,7 @@ def _describe_report(path: str, content: Mapping[str, Any] | UserError) -> dict[
         "method": summary.method,
         "inference": summary.inference,
         "scales": summary.scales,
+        "search": summary.search,
         "model": summary.model,
         "dataset": summary.dataset,
         "documents": first.documents,
@@ -166,7 +170,7 @@ class _Model:
         """Whether both are the same model, and gave the same right and wrong answers to the same questions."""
         one, two = self.grid, other.grid
         return (
-            all(self.entry.get(name) == other.entry.get(name) for name in ("model", "path", "inference", "scales"))
+            all(self.entry.get(name) == other.entry.get(name) for name in _HOW_ANSWERED)
             and self.question_settings == other.question_settings
             and (one.documents, one.slots, one.example_ids) == (two.documents, two.slots, two.example_ids)
             and np.array_equal(one.correct_ES, two.correct_ES)
@@ -189,6 +193,7 @@ def _add_models(models: list[_Model], summary: RunSummary) -> list[tuple[int, in
             "method": summary.method if name == "distilled" else "none",
             "inference": summary.inference,
             "scales": summary.scales,
+            "search": summary.search,
         }
         model = _Model(entry | _curve_values(curve), summary.read_grid(name), summary.question_settings)
         # A run's only model is shown in any case.

@@ -36,6 +36,7 @@ class RunSummary:
         method: `none` if the base model alone was evaluated.
         inference: the method that all answered with.
         scales: those that were given to it; none if they were searched.
+        search: the strategy of the search, if they were.
         bootstrap: the settings of intervals.
         question_settings: must be equal where answers are compared question by question; see the function.
     """
@@ -47,6 +48,7 @@ class RunSummary:
     method: str
     inference: str
     scales: list[float]
+    search: str | None
     model: str
     dataset: str
     curves: dict[str, Curve]
@@ -279,6 +281,7 @@ def to_run_summary(folder: str, summary: Mapping[str, Any]) -> RunSummary:
             "bootstrap": {name: settings["evaluation"][name] for name in ("bootstrap_samples", "seed")},
             "inference": settings["inference"]["method"],
             "scales": settings["inference"]["scales"],
+            "search": _strategy(settings["inference"]),
             "question_settings": question_settings(settings),
         }
         if _is_evaluation(summary):
@@ -299,6 +302,12 @@ def to_run_summary(folder: str, summary: Mapping[str, Any]) -> RunSummary:
         return _RUN_SUMMARY.validate_python(values)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         raise _corrupt_summary(folder) from None
+
+
+def _strategy(inference: Mapping[str, Any]) -> str | None:
+    """How scales were searched; None if none were."""
+    is_searched = inference["method"] == "lpes" and not inference["scales"]
+    return str(inference["search"]["strategy"]) if is_searched else None
 
 
 def _is_evaluation(summary: Mapping[str, Any]) -> bool:

@@ -5,12 +5,15 @@ from typing import Any
 
 
 def format_inference(entry: Mapping[str, Any]) -> str:
-    """The inference-time method of a run, with the scales that it was given; empty if it has none."""
-    method, scales = entry.get("inference", "none"), entry.get("scales")
+    """The inference-time method of a run, with the scales that it was given, or how they were searched.
+
+    Empty if it has none.
+    """
+    method, scales, search = entry.get("inference", "none"), entry.get("scales"), entry.get("search")
     if method == "none":
         return ""
     if not scales:
-        return f" with {method}"
+        return f" with {method}" + (f" ({search} search)" if search else "")
     smallest, largest = min(scales), max(scales)
     return f" with {method} {smallest:g}" + (f" to {largest:g}" if len(scales) > 1 else "")
 

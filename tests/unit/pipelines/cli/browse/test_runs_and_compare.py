@@ -294,8 +294,10 @@ def test_compare_shows_the_base_of_another_run_if_it_is_another(
     assert students == 0
 
 
-@pytest.mark.parametrize(("scales", "shown"), [([1.1], "1.1"), ([1.0, 1.5, 1.25], "1 to 1.5")])
-def test_runs_and_compare_show_the_scales_that_were_given(
+@pytest.mark.parametrize(
+    ("scales", "shown"), [([1.1], "1.1"), ([1.0, 1.5, 1.25], "1 to 1.5"), ([], "(genetic search)")]
+)
+def test_runs_and_compare_show_the_scales_that_were_given_or_how_they_were_searched(
     evaluated: Path, command: Command, tmp_path: Path, scales: list[float], shown: str
 ) -> None:
     copy = copy_with_settings(
