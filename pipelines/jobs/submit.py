@@ -29,6 +29,7 @@ from pos2distill.config.read import RECIPES, find_yaml, is_built_in, recipe_name
 from pos2distill.config.sweep import sweep_cells
 from pos2distill.environment import sends_ray_token
 from pos2distill.errors import ExitCode, UserError, status_name
+from pos2distill.literal_paths import last_part
 from pos2distill.node_pools import RAY_VARIABLES
 from pos2distill.secrets import looks_secret
 
@@ -293,7 +294,7 @@ def _refusal(client: JobSubmissionClient, error: Exception) -> UserError:
 
 def _next_id(jobs: Sequence[JobDetails], storage: str) -> str:
     """The submission id of the next job on a storage: the same for every command that sees the same jobs."""
-    folder = re.sub(r"[^A-Za-z0-9]+", "-", storage.rpartition("/")[2]).strip("-")[:_ID_FOLDER_LENGTH] or "job"
+    folder = re.sub(r"[^A-Za-z0-9]+", "-", last_part(storage)).strip("-")[:_ID_FOLDER_LENGTH] or "job"
     prefix = f"{folder}-{hashlib.sha256(storage.encode()).hexdigest()[:8]}-"
     last = 0
     for job in jobs:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pos2distill.config import Study
 from pos2distill.config.load import validate_evaluated
 from pos2distill.errors import UserError, did_you_mean_one, no_such_folder, warn
-from pos2distill.literal_paths import list_matching, require_listable
+from pos2distill.literal_paths import last_part, list_matching, require_listable
 from pos2distill.store.artifacts import MANIFEST, Artifact
 from pos2distill.store.checkpoint_layout import MODEL_CARD, MODEL_FOLDER
 from pos2distill.store.storage import RUN_FILE
@@ -181,7 +181,7 @@ def _run_near(fs: fsspec.AbstractFileSystem, path: str, name: str) -> str:
         return f"; its run is {storage}"
     if list_matching(fs, path, f"*/{RUN_FILE}"):
         return "; `runs` lists the runs in it"
-    folders = [str(each).rsplit("/", 1)[-1] for each in fs.ls(path, detail=False)] if fs.isdir(path) else []
+    folders = [last_part(str(each)) for each in fs.ls(path, detail=False)] if fs.isdir(path) else []
     return did_you_mean_one(name, folders)
 
 

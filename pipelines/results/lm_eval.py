@@ -18,7 +18,7 @@ import yaml
 from pos2distill.config import Study
 from pos2distill.errors import UserError
 from pos2distill.evaluation.scores import position_order
-from pos2distill.literal_paths import list_matching
+from pos2distill.literal_paths import last_part, list_matching
 from pos2distill.records import PREDICTION_SCHEMA
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.storage import RUN_FILE
@@ -150,7 +150,7 @@ def find_sample_logs(folder: str) -> list[str]:
         paths = list_matching(fs, root, "samples_*.jsonl") + list_matching(fs, root, "*/samples_*.jsonl")
     folders = sorted({path.rpartition("/")[0] for path in paths})
     if len(folders) > 1:
-        names = ", ".join(each.rpartition("/")[2] for each in folders)
+        names = ", ".join(last_part(each) for each in folders)
         raise UserError(
             f"{folder}: holds logs of samples of {len(folders)} models; expected the folder of one ({names})"
         )

@@ -12,7 +12,7 @@ import pydantic
 
 from pos2distill.errors import UserError
 from pos2distill.evaluation.scores import Curve, Grid, to_grid
-from pos2distill.literal_paths import list_matching
+from pos2distill.literal_paths import last_part, list_matching
 from pos2distill.store.artifacts import MANIFEST, Artifact
 from pos2distill.store.lease import named_holder
 from pos2distill.store.storage import RUN_FILE, run_name
@@ -337,7 +337,7 @@ def _corrupt_summary(folder: str) -> UserError:
 
 def _command(folder: str) -> str:
     """The command that writes a folder."""
-    return "evaluate" if folder.rpartition("/")[2].startswith(EVALUATION_FOLDER) else "report"
+    return "evaluate" if last_part(folder).startswith(EVALUATION_FOLDER) else "report"
 
 
 def _parent(path: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from pos2distill.errors import UserError
+from pos2distill.literal_paths import last_part
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.files import read_if_any
 
@@ -88,7 +89,7 @@ def _is_begun(artifact: Artifact) -> bool:
         found = artifact.fs.ls(artifact.path, detail=False)
     except FileNotFoundError:
         return False
-    return any(not path.rpartition("/")[2].startswith(RECORD) for path in found)
+    return any(not last_part(path).startswith(RECORD) for path in found)
 
 
 def require_measured_as_trained(checkpoint: Stage, stages: Sequence[Stage]) -> None:

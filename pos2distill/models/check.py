@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError, warn
+from pos2distill.literal_paths import last_part
 from pos2distill.models.architecture import (
     attention_errors,
     context_length,
@@ -146,7 +147,7 @@ def _config_folder(model: ModelSection) -> Iterator[str]:
         for file in fs.ls(root, detail=False):
             # `.py`: a model with trust_remote_code has its classes in its own folder.
             if file.endswith((".json", ".py")):
-                fs.get_file(file, str(Path(folder) / file.rpartition("/")[2]))
+                fs.get_file(file, str(Path(folder) / last_part(file)))
         yield folder
 
 

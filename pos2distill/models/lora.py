@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, TaskType, get_peft_model_state_dict, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils import SAFETENSORS_WEIGHTS_NAME
+from peft.utils import SAFETENSORS_WEIGHTS_NAME, ModulesToSaveWrapper
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -175,3 +175,8 @@ def _other_linear_layers(lm: PreTrainedModel) -> set[str]:
     decoder: nn.Module = lm.get_decoder()  # type: ignore[no-untyped-call]
     own = {*decoder.modules(), lm.get_output_embeddings()}
     return {name for name, module in lm.named_modules() if isinstance(module, nn.Linear) and module not in own}
+
+
+def is_trained_copy(layer: Any) -> bool:
+    """Whether peft trains a layer whole, beside adapters (`modules_to_save`). It computes with its weights."""
+    return isinstance(layer, ModulesToSaveWrapper)

@@ -9,7 +9,7 @@ import torch
 from fsspec import AbstractFileSystem
 
 from pos2distill.errors import UserError
-from pos2distill.literal_paths import list_matching
+from pos2distill.literal_paths import last_part, list_matching
 
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -122,7 +122,7 @@ def _read_header(fs: AbstractFileSystem, path: str, file_name: str) -> list[Stor
         raise not_safetensors
     try:
         header = json.loads(fs.cat_file(path, start=8, end=8 + length))
-        tensors = _parse_header(header, path.rpartition("/")[2], 8 + length)
+        tensors = _parse_header(header, last_part(path), 8 + length)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise not_safetensors from None
     expected = max((tensor.end for tensor in tensors), default=8 + length)

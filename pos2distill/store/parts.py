@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pos2distill.faults import error_text
-from pos2distill.literal_paths import list_matching
+from pos2distill.literal_paths import last_part, list_matching
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.files import is_corrupt, read_table, write_table
 from pos2distill.store.parallel_map import parallel_map
@@ -84,7 +84,7 @@ class TableParts:
         """The path of each part by its number, in order. Other files in the folder are not parts."""
         paths = {}
         for path in list_matching(self.artifact.fs, self.folder, "part-*.parquet"):
-            match = re.fullmatch(r"part-([0-9]+)\.parquet", path.rpartition("/")[2])
+            match = re.fullmatch(r"part-([0-9]+)\.parquet", last_part(path))
             if match:
                 paths[int(match[1])] = path
         return dict(sorted(paths.items()))

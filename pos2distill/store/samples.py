@@ -22,7 +22,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import CorruptPart, UserError
 from pos2distill.faults import error_text
-from pos2distill.literal_paths import list_matching, move
+from pos2distill.literal_paths import last_part, list_matching, move
 from pos2distill.parquet import open_parquet
 from pos2distill.records import SAMPLE_SCHEMA, Bools
 from pos2distill.store.artifacts import Artifact
@@ -113,7 +113,7 @@ class SampleStore:
 
     def part_names(self) -> list[str]:
         """Names of all parts, sorted."""
-        return [path.rpartition("/")[2] for path in list_matching(self.artifact.fs, self.folder, "part-*.parquet")]
+        return [last_part(path) for path in list_matching(self.artifact.fs, self.folder, "part-*.parquet")]
 
     def index(self, ids: Sequence[str] | pa.Array) -> StoreIndex:
         """Find the part of every sample, and quarantine corrupt parts. Samples that `ids` lacks are ignored."""

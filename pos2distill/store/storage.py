@@ -9,6 +9,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import UserError
+from pos2distill.literal_paths import last_part
 from pos2distill.store.files import write_json
 from pos2distill.urls import open_url, storage_errors
 
@@ -94,5 +95,5 @@ def remove_if_empty(storage: str) -> None:
 
 def _list_content(fs: fsspec.AbstractFileSystem, path: str) -> set[str]:
     """Names of the entries of a folder, without the two files that mark its owner."""
-    names = {str(entry).rsplit("/", 1)[-1] for entry in fs.ls(path, detail=False)}
+    names = {last_part(str(entry)) for entry in fs.ls(path, detail=False)}
     return {name for name in names if not _MARK.fullmatch(name)}

@@ -14,7 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.config.formats import stem
 from pos2distill.errors import UserError, warn_once
-from pos2distill.literal_paths import require_listable
+from pos2distill.literal_paths import last_part, require_listable
 from pos2distill.urls import open_url, storage_errors, why_not_found
 
 _WEB_PROTOCOLS = ("http://", "https://")  # web servers, which list no files
@@ -126,9 +126,9 @@ def _nearest_file(url: str) -> str:
         entries = fs.ls(fs._parent(path), detail=True)
     except (OSError, ValueError):  # ValueError: for a text that is not a URL
         return ""
-    names = sorted(entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] != "directory")
+    names = sorted(last_part(entry["name"]) for entry in entries if entry["type"] != "directory")
     shown = [name for name in names if not name.startswith(".")]
-    nearest = _most_similar(path.rsplit("/", 1)[-1], shown)
+    nearest = _most_similar(last_part(path), shown)
     return f"; did you mean '{nearest}'?" if nearest else ""
 
 

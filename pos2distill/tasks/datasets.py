@@ -10,6 +10,7 @@ from typing import Literal
 from pos2distill.config import DataSection
 from pos2distill.config.formats import data_name
 from pos2distill.errors import UserError
+from pos2distill.literal_paths import last_part
 from pos2distill.randomness import derive_generator, derive_seed
 from pos2distill.records import Document, Example
 from pos2distill.tasks.formats import REASONS, Reason, holds_answer, parse_record, question_id
@@ -174,7 +175,7 @@ class _ExampleSelection:
 
     def locations(self) -> dict[str, str]:
         """Where the chosen examples of both sides are, by id."""
-        file = self.data.path.rsplit("/", 1)[-1]
+        file = last_part(self.data.path)
         return {
             example_id: f"{file}, {location}" for side in _SIDES for _, example_id, _, location in self.ranked[side]
         }
