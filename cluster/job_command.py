@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pos2distill.config import Recipe, Study
+from pos2distill.config.commands import COMMAND_FACTS, CommandFacts
 from pos2distill.config.gate import NO_GATE, Gate
 from pos2distill.config.load import load_recipe
 from pos2distill.config.overrides import override_value
@@ -37,24 +38,23 @@ class JobCommand:
     storage: str | None
 
     @property
-    def trains(self) -> bool:
-        """Whether the command trains."""
-        return self.command in ("study", "distill")
+    def facts(self) -> CommandFacts:
+        """What the command does."""
+        return COMMAND_FACTS[self.command]
 
     def pools(self, study: Study) -> frozenset[str]:
         """The pools of actors that the command may start for a study of its recipe: `samplers`, `teachers`, `trainers`.
 
         Named as the sections of `runtime`.
         """
-        samples = self.command in ("study", "sample", "distill")
-        # The command adds the section where the recipe has none.
-        analyses = self.command == "analyze" or (self.command == "study" and study.analysis is not None)
+        facts = self.facts
+        analyzes = facts.adds_analysis or (facts.analyzes and study.analysis is not None)
         pools = set()
-        if study.model.engine != "openai" and self.command != "report":  # a server answers by itself
+        if study.model.engine != "openai" and not facts.only_reads:  # a server answers by itself
             pools.add("samplers")
-        if (samples and study.method.teacher == "cached") or analyses:
+        if (facts.samples and study.method.teacher == "cached") or analyzes:
             pools.add("teachers")
-        if self.trains:
+        if facts.trains:
             pools.add("trainers")
         return frozenset(pools)
 

@@ -7,6 +7,7 @@ from fractions import Fraction
 from pathlib import Path, PurePosixPath
 
 from pos2distill.config import PoolSection, Recipe, TrainersSection
+from pos2distill.config.commands import COMMAND_FACTS
 from pos2distill.config.model import looks_like_hub_name
 from pos2distill.config.paths import in_project, project_root
 from pos2distill.config.read import recipe_names
@@ -54,7 +55,7 @@ def check_recipe(spec: ClusterSpec, job: JobCommand) -> None:
 
 def _check_command(recipe: Recipe, command: str) -> None:
     """Reject training without weights or without training examples, as the checks before a run do."""
-    if command in ("evaluate", "report"):
+    if not COMMAND_FACTS[command].needs_training_data:
         return
     if not recipe.study.has_weights:
         raise UserError(

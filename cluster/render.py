@@ -161,7 +161,7 @@ def cluster_spec(spec: ClusterSpec, disks: Disks, job: JobCommand | None = None)
 def _worker_group(spec: ClusterSpec, name: str, disk_parts: dict[str, int], job: JobCommand | None) -> KubeManifest:
     group = spec.groups[name]
     # Machines for training would be reserved, and idle, while a job only samples or evaluates.
-    is_unused = name == "training" and job is not None and not job.trains and spec.scales
+    is_unused = name == "training" and job is not None and not job.facts.trains and spec.scales
     smallest = 0 if is_unused else group.min
     # Nodes for data tasks carry the label of sampling, because the label selector of Ray Data applies to all its tasks.
     pool: Pool = TRAINING if name == "training" else SAMPLING

@@ -45,7 +45,7 @@ def spec_warnings(spec: ClusterSpec, job: JobCommand | None = None) -> list[str]
             *_small_scratch(spec, job),
             *_missing_server_key(spec, job),
         ]
-    if job is not None and job.trains:
+    if job is not None and job.facts.trains:
         warnings += [*_short_grace(spec, disks), *tight_memory(spec, job)]
         warnings += [*_too_many_workers(spec, job.recipe), *_missing_tracker_key(spec, job.recipe)]
     return warnings

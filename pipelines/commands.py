@@ -1,4 +1,7 @@
-"""The commands: lists of stages, of which those that are not finished run in order. `COMMANDS` has them all."""
+"""The commands: lists of stages, of which those that are not finished run in order. `COMMANDS` has them all.
+
+What each of them does is said in `pos2distill.config.commands`.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from pos2distill.config import AnalysisSection, Recipe, Study
+from pos2distill.config.commands import COMMAND_FACTS
 from pos2distill.config.gate import NO_GATE, Gate
 from pos2distill.config.sweep import sweep_cells
 from pos2distill.config.validation import to_user_error
@@ -54,15 +58,11 @@ class Command:
     Attributes:
         stages: all of its stages in the plan of one study, finished or not.
         run: runs those that are not finished and shows the results. Of `evaluate` it also takes the gate.
-        only_reads: runs no stage; its stages are those whose results it reads.
-        takes_sweeps: runs every study of a sweep; the others take one study.
         require: refuses to run while results of other commands are missing.
     """
 
     stages: Callable[[Plan], list[Stage]]
     run: Callable[..., object]
-    only_reads: bool = False
-    takes_sweeps: bool = False
     require: Callable[[Recipe, Sequence[PlannedStudy]], None] = lambda *_: None
 
     def stages_of(self, planned: PlannedStudy) -> list[Stage]:
@@ -84,12 +84,13 @@ def plan_command(recipe: Recipe, command: str) -> list[PlannedStudy]:
     Raises:
         UserError: for a sweep, if the command takes one study.
     """
-    if recipe.sweep and not COMMANDS[command].takes_sweeps:
+    facts = COMMAND_FACTS[command]
+    if recipe.sweep and not facts.takes_sweeps:
         raise UserError(
             f"{recipe.name}: is a sweep of several studies; this command takes one study (study and report take "
             f"sweeps); add 'sweep={{}}' and its settings"
         )
-    return _plan_studies(_with_analysis(recipe) if command == "analyze" else recipe)
+    return _plan_studies(_with_analysis(recipe) if facts.adds_analysis else recipe)
 
 
 def run_study(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
@@ -251,7 +252,7 @@ def command_summary(recipe: Recipe, command: str, studies: Sequence[PlannedStudy
                 stages[stage.name] = found
         summaries.append({"settings": planned.settings, "fingerprint": planned.plan.fingerprint, "stages": stages})
     result: dict[str, Any] = {"command": command, "storage": recipe.storage, "studies": summaries}
-    if command in ("study", "report"):
+    if COMMAND_FACTS[command].reports:
         result["report"] = read_report(recipe.storage)
     if command == "evaluate":
         evaluations = read_evaluations(recipe, studies[0].plan)
@@ -260,14 +261,12 @@ def command_summary(recipe: Recipe, command: str, studies: Sequence[PlannedStudy
 
 
 COMMANDS = {
-    "study": Command(lambda plan: plan.stages, run_study, takes_sweeps=True),
+    "study": Command(lambda plan: plan.stages, run_study),
     "evaluate": Command(lambda plan: plan.stages_for_evaluate, run_evaluate),
     "analyze": Command(lambda plan: plan.stages_for_analyze, run_analyze),
     "sample": Command(lambda plan: plan.stages_for_sample, run_sample),
     "distill": Command(lambda plan: plan.stages_for_distill, run_distill, require=_require_samples),
-    "report": Command(
-        lambda plan: plan.reported_stages, run_report, only_reads=True, takes_sweeps=True, require=_require_results
-    ),
+    "report": Command(lambda plan: plan.reported_stages, run_report, require=_require_results),
 }
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import yaml
 
 from pos2distill.config import Recipe
+from pos2distill.config.commands import COMMAND_FACTS
 from pos2distill.config.defaults import all_settings, changed_settings
 
 from .checks.data_checks import CheckedData, check_data
@@ -39,7 +40,7 @@ def show(recipe: Recipe, command: str, *, full: bool, baseline: str | None = Non
     print(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), end="")
     if not full:
         # A sweep may have several, which its studies name.
-        has_method = command in ("study", "sample", "distill") and not {"method", "method.name"} & recipe.sweep.keys()
+        has_method = COMMAND_FACTS[command].samples and not {"method", "method.name"} & recipe.sweep.keys()
         method = f"method {recipe.study.method.name}; " if has_method else ""
         print(f"# {method}all other settings have their defaults (--full shows them)")
     print(stages)
@@ -53,8 +54,8 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
     """
     lines = []
     studies = plan_command(recipe, command)
-    spec = COMMANDS[command]
-    if not spec.only_reads:
+    spec, facts = COMMANDS[command], COMMAND_FACTS[command]
+    if not facts.only_reads:
         for planned in studies:
             preflight(planned.recipe, planned.plan, spec.stages_of(planned))
     spec.require(recipe, studies)
@@ -63,7 +64,7 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
     work: list[str] = []
     for planned in studies:
         plan, stages = planned.plan, spec.stages_of(planned)
-        checked = [] if spec.only_reads else check_data(planned.recipe, plan, stages)
+        checked = [] if facts.only_reads else check_data(planned.recipe, plan, stages)
         data = data or checked
         pending = [stage for stage in stages if is_pending(stage, plan, stages, planned.recipe.runtime)]
         work = work or _work_lines(planned, pending, checked)
@@ -71,9 +72,9 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
         for stage in stages:
             state = "to run" if stage in pending else "cached"
             lines.append(f"#   {state:<8}  {stage.name:<18}  {stage.artifact.url}")
-    if command in ("study", "report"):
+    if facts.reports:
         # `report` always writes the page again, and a sweep does.
-        is_cached = command == "study" and not recipe.sweep and report_shows(recipe.storage, studies[0].plan)
+        is_cached = not facts.only_reads and not recipe.sweep and report_shows(recipe.storage, studies[0].plan)
         state = "cached" if is_cached else "to write"
         lines.append(f"#   {state:<8}  {'report':<18}  {page_url(recipe.storage, REPORT_FOLDER)}")
     return "\n".join(lines + work + _data_lines(data, full=full))

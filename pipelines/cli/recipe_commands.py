@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pos2distill.config import Recipe
+from pos2distill.config.commands import COMMAND_FACTS
 from pos2distill.config.gate import NO_GATE, Gate
 from pos2distill.config.load import load_recipe
 from pos2distill.errors import GateError, UserError
@@ -58,18 +59,16 @@ _HELP = {
     "report": _Help("write the HTML page and summary.json from finished results", ("report quickstart",)),
 }
 
-RECIPE_COMMANDS = tuple(_HELP)
-"""Their names; `submit` and `cluster` run them as jobs."""
-
 JOB_WORDS_HELP = (
-    f"command of the job ({', '.join(RECIPE_COMMANDS)}; default: study), then a recipe, then settings as "
+    f"command of the job ({', '.join(COMMAND_FACTS)}; default: study), then a recipe, then settings as "
     "section.field=value"
 )
 
 
 def add_recipe_commands(commands: CommandParsers) -> None:
     """Add these commands to the command line."""
-    for name, texts in _HELP.items():
+    for name, facts in COMMAND_FACTS.items():
+        texts = _HELP[name]
         command = commands.add(name, _run, texts.text, examples=texts.examples, ending=OF_RUNNING, takes_settings=True)
         nargs = "?" if name == "evaluate" else None
         command.add_argument(
@@ -87,6 +86,7 @@ def add_recipe_commands(commands: CommandParsers) -> None:
         )
         if name == "evaluate":
             add_model_options(command)
+        if facts.takes_gate:
             add_gate(command)
 
 
@@ -95,7 +95,7 @@ def _run(options: argparse.Namespace) -> int:
         raise UserError("--full: is an option of --dry-run")
     is_evaluation = options.command == "evaluate"
     recipe = load_evaluated_recipe(options) if is_evaluation else load_recipe(options.recipe, options.words)
-    gate = read_gate(options) if is_evaluation else NO_GATE
+    gate = read_gate(options) if COMMAND_FACTS[options.command].takes_gate else NO_GATE
     if options.quiet:
         # Imported here, so that --help and a misspelled field are answered at once.
         with silent_interrupts():

@@ -74,7 +74,7 @@ def test_load_job_rejects_a_sweep_that_cannot_be_used() -> None:
     [("study", True), ("distill", True), ("sample", False), ("evaluate", False), ("analyze", False)],
 )
 def test_job_command_trains(command: str, *, trains: bool) -> None:
-    assert load_job("quickstart", command=command).trains is trains
+    assert load_job("quickstart", command=command).facts.trains is trains
 
 
 RESIDENT = "method.teacher=resident"

@@ -12,11 +12,11 @@ import yaml
 
 from pipelines import commands
 from pipelines.cli import command_line
-from pipelines.cli.recipe_commands import RECIPE_COMMANDS
 from pipelines.plan import make_plan
 from pipelines.stages.predictions import prediction_parts, read_predictions
 from pipelines.terminal import summarize_manifest
 from pos2distill.config import Recipe
+from pos2distill.config.commands import COMMAND_FACTS
 from pos2distill.config.load import load_recipe
 from pos2distill.config.read import RECIPES, recipe_names
 from pos2distill.config.sweep import sweep_cells
@@ -90,7 +90,24 @@ def test_cluster_rejects_dry_run_with_a_hint(capsys: pytest.CaptureFixture[str])
 
 
 def test_commands_of_a_recipe_have_functions() -> None:
-    assert tuple(commands.COMMANDS) == RECIPE_COMMANDS
+    assert commands.COMMANDS.keys() == COMMAND_FACTS.keys()
+
+
+@pytest.mark.parametrize("name", COMMAND_FACTS)
+def test_facts_of_a_command_are_those_of_its_stages(name: str, tmp_path: Path) -> None:
+    """A cluster gives a job the pools that these facts ask for, without planning the stages."""
+    facts = COMMAND_FACTS[name]
+
+    def work(*settings: str) -> set[str]:
+        """The first words of the stages' names."""
+        (planned,) = commands.plan_command(load_recipe("quickstart", [f"runtime.storage={tmp_path}", *settings]), name)
+        return {stage.name.split()[0] for stage in commands.COMMANDS[name].stages_of(planned)}
+
+    assert ("analyze" in work()) == facts.adds_analysis
+    if not facts.only_reads:
+        expected = {"sample": facts.samples, "distill": facts.trains, "analyze": facts.analyzes}
+        found = work("analysis.examples=2")
+        assert {stage: stage in found for stage in expected} == expected
 
 
 def test_recipes_as_json(capsys: pytest.CaptureFixture[str]) -> None:
