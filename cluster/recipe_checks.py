@@ -159,7 +159,8 @@ def _check_pools(spec: ClusterSpec, recipe: Recipe, pools: frozenset[str]) -> No
 
 def _check_sum(spec: ClusterSpec, recipe: Recipe, generating: Sequence[str]) -> None:
     """Reject pools that do not fit the nodes of sampling together."""
-    sections = [getattr(recipe.runtime, name) for name in generating]
+    of_sampling = {"samplers": recipe.runtime.samplers, "teachers": recipe.runtime.teachers}
+    sections = [of_sampling[name] for name in generating]
     for resource in _RESOURCES:
         needed = sum(pool.max * _exact(getattr(pool, resource)) for pool in sections)
         available = sum(group.max * _exact(getattr(group.node, resource)) for group in spec.sampling_groups.values())
@@ -180,7 +181,7 @@ def _check_gpu_use(spec: ClusterSpec, recipe: Recipe, pools: frozenset[str]) -> 
     """On nodes with GPUs, all pools use them or none: a toy may run on the CPUs of any cluster."""
     if not spec.training.node.gpus:
         return
-    unused = sorted(name for name in pools if not getattr(recipe.runtime, name).gpus)
+    unused = sorted(name for name in pools if not recipe.runtime.pools[name].gpus)
     if recipe.study.model.engine == "vllm" and "samplers" in unused:
         raise UserError(f"{recipe.name}: runtime.samplers.gpus: 0, but vLLM of the image for GPUs needs one; set 1")
     if unused and len(unused) < len(pools):
@@ -195,7 +196,7 @@ def _check_pool(recipe: Recipe, pool_name: str, size_field: str, group_name: str
         pool_name: section of the recipe's runtime.
         size_field: field of that section with the largest number of actors.
     """
-    pool = getattr(recipe.runtime, pool_name)
+    pool = recipe.runtime.pools[pool_name]
     field = f"{recipe.name}: runtime.{pool_name}"
     for resource in _RESOURCES:
         per_actor = getattr(pool, resource)

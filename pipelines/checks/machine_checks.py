@@ -121,7 +121,7 @@ def check_gpus(run: PendingRun) -> None:
     if is_cluster:
         return
     warn_of_unused_local_gpus(run.recipe, pools, hardware.visible_gpus())
-    wanted = [f"runtime.{name}.gpus" for name in pools if getattr(runtime, name).gpus > 0]
+    wanted = [f"runtime.{name}.gpus" for name in pools if runtime.pools[name].gpus > 0]
     if not wanted:
         return
     import torch
@@ -140,7 +140,7 @@ def check_cpus(run: PendingRun) -> None:
     if runtime.executor != "ray" or names_cluster():
         return
     cpus = local_cpus()
-    wanted = [f"runtime.{name}.cpus" for name in run.model_pools if getattr(runtime, name).cpus > cpus]
+    wanted = [f"runtime.{name}.cpus" for name in run.model_pools if runtime.pools[name].cpus > cpus]
     if wanted:
         warn(
             f"{', '.join(wanted)}: more CPUs than Ray has on this machine ({cpus}); run on a cluster (RAY_ADDRESS), or "

@@ -46,7 +46,7 @@ def warn_of_unused_local_gpus(recipe: Recipe, pools: Sequence[str], gpus: int) -
         pools: those that run a model.
         gpus: the number that this machine has.
     """
-    if not gpus or not pools or any(getattr(recipe.runtime, pool).gpus for pool in pools):
+    if not gpus or not pools or any(recipe.runtime.pools[pool].gpus for pool in pools):
         return
     found = "a GPU" if gpus == 1 else f"{gpus} GPUs"
     install = "install the packages for GPUs and " if torch_is_for_cpus() else ""
@@ -61,7 +61,7 @@ def warn_of_pools_on_cpus(recipe: Recipe, pools: Sequence[str], gpus: int | None
         pools: those that run a model.
         gpus: the number that this machine has; None on a cluster.
     """
-    on_gpus = [pool for pool in pools if getattr(recipe.runtime, pool).gpus]
+    on_gpus = [pool for pool in pools if recipe.runtime.pools[pool].gpus]
     on_cpus = [pool for pool in pools if pool not in on_gpus]
     if on_gpus and on_cpus and gpus != 0:
         warn_once(
@@ -77,7 +77,7 @@ def _settings_for_gpus(recipe: Recipe, pools: Sequence[str], gpus: int | None) -
         gpus: the number that they have together; None if there are as many as they ask for.
     """
     runtime, engine = recipe.runtime, recipe.study.model.engine
-    wanted = {pool: getattr(runtime, pool).gpus or 1.0 for pool in pools}
+    wanted = {pool: runtime.pools[pool].gpus or 1.0 for pool in pools}
     if "samplers" in wanted and engine == "vllm":
         wanted["samplers"] = runtime.samplers.gpus or float(runtime.vllm.tensor_parallel_size)
     # Samplers and teachers run at the same time; in streamed mode trainers too.
@@ -85,7 +85,7 @@ def _settings_for_gpus(recipe: Recipe, pools: Sequence[str], gpus: int | None) -
     if is_shared:
         wanted |= {"samplers": 0.5, "teachers": 0.5}
     settings = [
-        f"runtime.{pool}.gpus={number:g}" for pool, number in wanted.items() if number != getattr(runtime, pool).gpus
+        f"runtime.{pool}.gpus={number:g}" for pool, number in wanted.items() if number != runtime.pools[pool].gpus
     ]
     if is_shared and engine == "vllm":
         settings.append("runtime.vllm.gpu_memory_utilization=0.5")

@@ -225,6 +225,11 @@ class Runtime(Section):
         (), description="Experiment trackers that log the training steps (docs/running.md, Experiment trackers)."
     )
 
+    @property
+    def pools(self) -> dict[str, PoolSection | TrainersSection]:
+        """The sections of the processes that run a model, by name."""
+        return {"samplers": self.samplers, "teachers": self.teachers, "trainers": self.trainers}
+
     @model_validator(mode="before")
     @classmethod
     def _train_as_the_executor_can(cls, settings: Any) -> Any:
