@@ -16,6 +16,7 @@ from pos2distill.config import ModelSection, Recipe, Study
 from pos2distill.errors import UserError
 from pos2distill.models.architecture import load_config
 from pos2distill.models.check_rope import require_position_room
+from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import load_model
 from pos2distill.models.packing import PositionView, ResponseBatch
 from pos2distill.training import views
@@ -217,22 +218,31 @@ def test_pose_is_the_cross_entropy_at_skipped_positions(make_recipe: Make, make_
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_an_early_token_still_moves_a_late_logit_across_the_skip(
-    make_recipe: Make, make_source: MakeSource, monkeypatch: pytest.MonkeyPatch, attention: str
+@pytest.mark.parametrize("kind", ["skip", "cyclic", "pose"])
+def test_an_early_token_still_moves_a_late_logit_across_a_jump(
+    make_recipe: Make, make_source: MakeSource, monkeypatch: pytest.MonkeyPatch, kind: str, attention: str
 ) -> None:
     """transformers takes a jump in positions for the start of another row, unless it gets a mask."""
-    study = study_with(make_recipe, "pose")
+    study = study_with(make_recipe, kind)
     model = study.model.model_copy(update={"attention": attention})
     study = study.model_copy(update={"model": model})
     (row,) = rows_of(study, make_source, 1)
-    fixed_draw(monkeypatch, start=len(row.prompt_ids) // 2, shift=30)
+    # Of the cyclic view the jump is in the middle of the prompt too.
+    middle = len(row.prompt_ids) // 2
+    shift = row.length - middle if kind == "cyclic" else 30
+    fixed_draw(monkeypatch, start=0 if kind == "cyclic" else middle, shift=shift, modulus=row.length)
     student = shifted_student(study)
     changed = row.prompt_ids.copy()
     changed[1] += 1
-    with torch.no_grad():
-        before = student(pack([row], study, epoch=0), None)
-        after = student(pack([replace(row, prompt_ids=changed)], study, epoch=0), None)
-    assert abs(float(before - after)) > 1e-4
+    last = []
+    for each in (row, replace(row, prompt_ids=changed)):
+        batch = pack([each], study, epoch=0)
+        positions = batch.position_S if batch.view is None else batch.view.position_S
+        assert (positions.diff() != 1).nonzero().flatten().tolist() == [middle - 1]
+        with torch.no_grad():
+            hidden_TH = response_hidden_states(student.lm, replace(batch, position_S=positions))
+            last.append(student.head.raw_logits(hidden_TH[-1:]))
+    assert (last[0] - last[1]).abs().max() > 1e-3
 
 
 # --- errors
