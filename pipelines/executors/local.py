@@ -285,6 +285,9 @@ class LocalSession:
             if old not in kept:
                 retry_while_unreachable(functools.partial(self.checkpoint.remove, f"{_STATE}/{old}"), self.warn)
 
+    def wait_until_listed(self) -> None:
+        """Return at once: `save_checkpoint` writes the list."""
+
     def stop_requested(self) -> bool:
         """See `WorkerSession.stop_requested`."""
         return self.coordinator.stop_requested()
@@ -310,4 +313,4 @@ def _without(content: bytes, missing: Collection[str]) -> bytes:
     return _NAMES.dump_json([name for name in _NAMES.validate_json(content) if name not in missing])
 
 
-LOCAL_STATES = StateList(_STATE, _LATEST, "*", _parse, _without, unlisted=1)
+LOCAL_STATES = StateList(_STATE, _LATEST, "*", _parse, _without)

@@ -25,7 +25,6 @@ class StateList:
         parse: returns the names and steps of the states in the content of a list, the oldest first. Raises ValueError,
             KeyError or TypeError if it is corrupt.
         without: returns the content of a list without some of its states.
-        unlisted: how many states may have been saved before the list is first written.
     """
 
     folder: str
@@ -33,7 +32,10 @@ class StateList:
     pattern: str
     parse: Callable[[bytes], dict[str, int]]
     without: Callable[[bytes, Collection[str]], bytes]
-    unlisted: int
+
+    def is_written(self, checkpoint: Artifact) -> bool:
+        """Whether there is a list."""
+        return self._content(checkpoint) is not None
 
     def read(self, checkpoint: Artifact) -> dict[str, int]:
         """The states that are listed, the oldest first: their names and steps. Empty without a list.
@@ -67,8 +69,8 @@ class StateList:
 
         States that are not listed, since their upload was cut off, are removed: they would fill the disk. Listed states
         that are missing are taken off the list, with a warning: they would count among those that are kept. Without a
-        list, a run that was killed before it wrote the first one left states that were cut off and at most `unlisted`
-        whole ones, which are removed, with a warning.
+        list, a run that was killed before it wrote the first one left states that were cut off and at most one whole
+        one, which are removed, with a warning.
 
         Raises:
             UserError: if the list is corrupt or was lost, or all listed states are missing.
@@ -100,9 +102,9 @@ class StateList:
         """
         fs = checkpoint.fs
         whole = sorted(name for name, path in paths.items() if _is_whole(fs, path))
-        # Every state adds a file to the log of the steps.
+        # Every state adds a file to the log of the steps, and the list is there before the second state is begun.
         saved = len(list_matching(fs, f"{checkpoint.path}/{STEPS_FOLDER}", "*.jsonl"))
-        if whole and max(len(whole), saved) > self.unlisted:
+        if whole and max(len(whole), saved) > 1:
             raise UserError(
                 f"{self._missing_list(checkpoint)} ({', '.join(whole)}); copy it back from a backup, or "
                 f"{train_again_hint(checkpoint, self.folder)}"

@@ -70,13 +70,16 @@ class Checkpointer:
         # A stop that follows a notice within the same step: there may be no time to upload the same state again.
         if progressed == self.saved:
             return
-        self.saved = progressed
+        is_first, self.saved = self.saved is None, progressed
         # A checkpoint takes 12 bytes per parameter of disk, so that there is room for one. Ray Train uploads one after
         # the other, so that a second one would not be in the storage earlier.
         while self._is_uploading():
             time.sleep(_UPLOAD_POLL_SECONDS)
         folder = Path(tempfile.mkdtemp(prefix=f"{progress.step}-", dir=self.scratch))
         self.strategy.save_state(folder)
+        # A run that is killed before it has a list of states begins again, which must not cost more than one state.
+        if self.session.dist.rank == 0 and not is_first:
+            self.session.wait_until_listed()
         # The progress is the same on all ranks, so one copy suffices. Only rank 0 has a log.
         if self.log is not None:
             progress.save(folder)

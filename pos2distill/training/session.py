@@ -40,6 +40,9 @@ class WorkerSession(Protocol):
     def save_checkpoint(self, step: int, folder: Path) -> None:
         """Keep a folder of training state, and remove it here. Called on every rank; may return before the upload."""
 
+    def wait_until_listed(self) -> None:
+        """Wait until the last saved state is one from which another run could continue. A minute at most."""
+
     def stop_requested(self) -> bool:
         """Whether a stop is requested. Hardly waits; called on rank 0 only."""
 

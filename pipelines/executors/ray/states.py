@@ -48,12 +48,8 @@ def _without(content: bytes, missing: Collection[str]) -> bytes:
     return json.dumps(state_list).encode()
 
 
-RAY_STATES = StateList(STATE_FOLDER, _LIST, "checkpoint_*", _parse, _without, unlisted=3)
-"""Ray Train 2.60 does not start where a listed state is missing.
-
-Its controller learns of an uploaded state when it next asks its workers, every two seconds, and then writes the list.
-Within these, a short training saves more states.
-"""
+RAY_STATES = StateList(STATE_FOLDER, _LIST, "checkpoint_*", _parse, _without)
+"""Ray Train 2.60 does not start where a listed state is missing."""
 
 
 class _Files(pyarrow.fs.FSSpecHandler):  # type: ignore[misc]  # untyped

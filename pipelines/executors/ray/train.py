@@ -6,6 +6,7 @@ import math
 import queue
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -31,6 +32,7 @@ from ray.train.v2._internal.execution.context import get_train_context
 from ray.train.v2.api.report_config import CheckpointUploadMode
 
 from pos2distill.errors import UserError
+from pos2distill.literal_paths import last_part
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.store.checkpoint_layout import STATE_FOLDER
 from pos2distill.store.files import sync
@@ -48,6 +50,7 @@ from .states import RAY_STATES, arrow_filesystem
 
 _STREAM = "samples"  # the stream's name among the data sets of Ray Train
 _POLL_SECONDS = 0.5
+_LISTED_SECONDS = 60.0
 
 
 def fit(job: TrainingJob, stream: Stream, mailbox: DriverMailbox, coordinator: Coordinator) -> TrainingOutcome:
@@ -133,7 +136,8 @@ class RaySession:
         self.reader_rank, self.readers = context.get_world_rank(), world_size
         if not self.is_local:
             self.reader_rank, self.readers = self.local_rank, context.get_local_world_size()
-        self.states_url = f"{job.checkpoint.url}/{STATE_FOLDER}"
+        self.checkpoint = job.checkpoint
+        self.listed = False  # whether a list of states was seen
         # Rounded up, so that one poll of all workers together can fill a global batch.
         self.rows_per_poll = math.ceil(job.study.samples_per_batch / world_size)
 
@@ -156,7 +160,7 @@ class RaySession:
 
     def state_url(self, state: Checkpoint) -> str:
         """See `WorkerSession.state_url`."""
-        return f"{self.states_url}/{state.path.rstrip('/').rpartition('/')[2]}"
+        return f"{self.checkpoint.url}/{STATE_FOLDER}/{last_part(state.path)}"
 
     @contextmanager
     def opened_state(self, state: Checkpoint, scratch: Path) -> Iterator[Path]:
@@ -205,6 +209,18 @@ class RaySession:
             return uploaded
 
         return retry_while_unreachable(upload, self.warn)
+
+    def wait_until_listed(self) -> None:
+        """See `WorkerSession.wait_until_listed`.
+
+        Ray Train's controller (2.60) learns of a state when it next asks its workers, every two seconds, and then
+        writes the list. If it cannot, it ends the run by itself.
+        """
+        deadline = time.monotonic() + _LISTED_SECONDS
+        while not self.listed and time.monotonic() < deadline:
+            self.listed = retry_while_unreachable(lambda: RAY_STATES.is_written(self.checkpoint), self.warn)
+            if not self.listed:
+                time.sleep(_POLL_SECONDS)
 
     def stop_requested(self) -> bool:
         """See `WorkerSession.stop_requested`."""

@@ -23,6 +23,7 @@ class Session:
         self.stop = False
         self.preempted = False
         self.saved: list[int] = []
+        self.listed = 0
         self.slowly = uploads == "slowly"
         self.uploading: Path | None = None
 
@@ -38,6 +39,10 @@ class Session:
         self.uploading = folder
         if not self.slowly:
             self.end_upload()
+
+    def wait_until_listed(self) -> None:
+        assert self.dist.rank == 0
+        self.listed = len(self.saved)
 
     def end_upload(self) -> None:
         assert self.uploading
@@ -122,6 +127,8 @@ def test_checkpointer_saves_one_state_once(clock: SimpleNamespace, tmp_path: Pat
     for step in (4, 4, 5):
         save(saver, step)
     assert session.saved == [4, 5]
+    # Before the second one, the list of states had the first.
+    assert session.listed == 1
     saver.close()
 
 

@@ -109,22 +109,21 @@ def test_repair_removes_cut_off_states_without_a_list(kept: Kept, capsys: pytest
     )
 
 
-def test_repair_removes_the_first_states_without_a_list(kept: Kept, capsys: pytest.CaptureFixture[str]) -> None:
-    """Saved just before the run was killed: no backup has a list of them."""
-    first = range(kept.states.unlisted)
-    kept.save(*first)
-    kept.write_steps(*first)
+def test_repair_removes_a_single_state_without_a_list(kept: Kept, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first one, saved just before the run was killed: no backup has a list of it."""
+    kept.save(3)
+    kept.write_steps(0)
     kept.states.repair(kept.artifact)
     assert kept.names() == []
     assert capsys.readouterr().err.endswith("; training begins again\n")
 
 
-@pytest.mark.parametrize("steps", [(3, 4, 5, 6), (6,)], ids=["several states", "one of several"])
+@pytest.mark.parametrize("steps", [(3, 6), (6,)], ids=["several states", "one of several"])
 def test_repair_rejects_whole_states_whose_list_was_lost(kept: Kept, steps: tuple[int, ...]) -> None:
     """With `runtime.checkpoints.keep` of 1 there is a single one, but each that was saved has a file of steps."""
     kept.save(*steps)
     kept.save(9, is_whole=False)
-    kept.write_steps(0, 3, 4, 5)
+    kept.write_steps(0, 3)
     assert kept.states.present(kept.artifact) == {}
     for _ in range(2):
         with pytest.raises(UserError) as caught:

@@ -256,7 +256,7 @@ def test_ray_train_continues_from_another_state_if_a_listed_one_is_missing(
 def session() -> RaySession:
     made = object.__new__(RaySession)  # the constructor asks Ray Train for the worker's rank
     made.dist, made.local_rank, made.node_rank, made.is_local = DistContext(), 0, 0, False
-    made.states_url = "s3://bucket/checkpoint-1/training"
+    made.checkpoint, made.listed = Artifact("s3://bucket", "checkpoint", "1"), False
     return made
 
 
@@ -320,6 +320,32 @@ def test_each_copy_of_a_state_is_checked_by_those_who_read_it(
     other: Any = None
     session = RaySession(job, other, other)
     assert (session.reader_rank, session.readers) == expected
+
+
+def test_wait_until_listed_waits_for_the_first_list_alone(
+    session: RaySession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller writes it up to two seconds after the upload."""
+    session.checkpoint = Artifact(str(tmp_path), "checkpoint", "f00d")
+    waits = []
+
+    def controller(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            session.checkpoint.write_json(f"{RAY_STATES.folder}/{RAY_STATES.file}", {})
+
+    monkeypatch.setattr("pipelines.executors.ray.train.time.sleep", controller)
+    session.checkpoint.fs.makedirs(f"{session.checkpoint.path}/{RAY_STATES.folder}")
+    session.wait_until_listed()
+    assert len(waits) == 2
+    session.checkpoint.remove(RAY_STATES.folder)
+    session.wait_until_listed()
+    assert len(waits) == 2
+    # Of one that never comes, Ray Train says why.
+    session.listed = False
+    monkeypatch.setattr("pipelines.executors.ray.train._LISTED_SECONDS", 0.0)
+    session.wait_until_listed()
+    assert len(waits) == 2
 
 
 def test_saved_states_of_a_new_run_are_none(session: RaySession, monkeypatch: pytest.MonkeyPatch) -> None:
