@@ -159,8 +159,7 @@ def _check_pools(spec: ClusterSpec, recipe: Recipe, pools: frozenset[str]) -> No
 
 def _check_sum(spec: ClusterSpec, recipe: Recipe, generating: Sequence[str]) -> None:
     """Reject pools that do not fit the nodes of sampling together."""
-    of_sampling = {"samplers": recipe.runtime.samplers, "teachers": recipe.runtime.teachers}
-    sections = [of_sampling[name] for name in generating]
+    sections = [recipe.runtime.sampling_pools[name] for name in generating]
     for resource in _RESOURCES:
         needed = sum(pool.max * _exact(getattr(pool, resource)) for pool in sections)
         available = sum(group.max * _exact(getattr(group.node, resource)) for group in spec.sampling_groups.values())

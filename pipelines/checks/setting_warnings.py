@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pos2distill.config import Recipe, Study
+from pos2distill.config import Recipe, Runtime, Study
 from pos2distill.config.inference_table import INFERENCE_METHODS
 from pos2distill.config.model import checkpoint_of
 from pos2distill.errors import UserError, warn_once
@@ -49,9 +49,14 @@ def warn_of_unused_local_gpus(recipe: Recipe, pools: Sequence[str], gpus: int) -
     if not gpus or not pools or any(recipe.runtime.pools[pool].gpus for pool in pools):
         return
     found = "a GPU" if gpus == 1 else f"{gpus} GPUs"
+    settings = _settings_for_gpus(recipe, pools, gpus)
+    if not settings:
+        warn_once(f"this machine has {found} that this run does not use: fewer than its processes need")
+        return
     install = "install the packages for GPUs and " if torch_is_for_cpus() else ""
-    settings = " ".join(_settings_for_gpus(recipe, pools, gpus))
-    warn_once(f"this machine has {found} that this run does not use; {install}add {settings} (docs/running.md)")
+    warn_once(
+        f"this machine has {found} that this run does not use; {install}add {' '.join(settings)} (docs/running.md)"
+    )
 
 
 def warn_of_pools_on_cpus(recipe: Recipe, pools: Sequence[str], gpus: int | None) -> None:
@@ -63,43 +68,46 @@ def warn_of_pools_on_cpus(recipe: Recipe, pools: Sequence[str], gpus: int | None
     """
     on_gpus = [pool for pool in pools if recipe.runtime.pools[pool].gpus]
     on_cpus = [pool for pool in pools if pool not in on_gpus]
-    if on_gpus and on_cpus and gpus != 0:
+    settings = _settings_for_gpus(recipe, pools, gpus) if on_gpus and on_cpus and gpus != 0 else []
+    if settings:
         warn_once(
             f"{' and '.join(on_cpus)} run the model on CPUs, while {' and '.join(on_gpus)} use GPUs; for GPUs, add "
-            f"{' '.join(_settings_for_gpus(recipe, pools, gpus))}"
+            f"{' '.join(settings)}"
         )
 
 
 def _settings_for_gpus(recipe: Recipe, pools: Sequence[str], gpus: int | None) -> list[str]:
-    """The settings to add so that all of these pools run on GPUs.
+    """The settings to add so that all of these pools run on GPUs; none if there are too few.
 
     Args:
         gpus: the number that they have together; None if there are as many as they ask for.
     """
     runtime, engine = recipe.runtime, recipe.study.model.engine
-    wanted = {pool: runtime.pools[pool].gpus or 1.0 for pool in pools}
-    if "samplers" in wanted and engine == "vllm":
-        wanted["samplers"] = runtime.samplers.gpus or float(runtime.vllm.tensor_parallel_size)
-    # Samplers and teachers run at the same time; in streamed mode trainers too.
-    is_shared = gpus == 1 and "samplers" in pools and "teachers" in pools
+    engine_gpus = runtime.vllm.tensor_parallel_size if engine == "vllm" else 1
+    wanted = {pool: runtime.pools[pool].gpus or float(engine_gpus if pool == "samplers" else 1) for pool in pools}
+    settings = []
+    is_shared = gpus == 1 and engine_gpus == 1 and wanted.get("samplers", 0) + wanted.get("teachers", 0) > 1
     if is_shared:
         wanted |= {"samplers": 0.5, "teachers": 0.5}
-    settings = [
-        f"runtime.{pool}.gpus={number:g}" for pool, number in wanted.items() if number != runtime.pools[pool].gpus
-    ]
-    if is_shared and engine == "vllm":
-        settings.append("runtime.vllm.gpu_memory_utilization=0.5")
-    processes = {
-        "samplers": runtime.samplers.min,
-        "teachers": runtime.teachers.min,
-        "trainers": runtime.trainers.workers,
-    }
-    together = sum(number * processes[pool] for pool, number in wanted.items())
-    # One process uses them one after the other.
-    is_streamed = runtime.mode == "streamed" and runtime.executor == "ray"
-    if gpus is not None and "trainers" in pools and together > gpus and is_streamed:
+        if engine == "vllm" and runtime.vllm.gpu_memory_utilization > 0.5:
+            settings.append("runtime.vllm.gpu_memory_utilization=0.5")
+    if gpus is not None and _gpus_at_once(runtime, wanted) > gpus:
+        staged = runtime.replace(mode="staged")
+        if _gpus_at_once(staged, wanted) > gpus:
+            return []
         settings.append("runtime.mode=staged")
-    return settings
+    added = [f"runtime.{pool}.gpus={each:g}" for pool, each in wanted.items() if each != runtime.pools[pool].gpus]
+    return added + settings
+
+
+def _gpus_at_once(runtime: Runtime, gpus: Mapping[str, float]) -> float:
+    """The GPUs that a run needs at the same time. gpus: those of one process of each pool."""
+    if runtime.executor == "local":  # one process does one thing after the other
+        return max(gpus.values())
+    # Samplers and teachers run at the same time; in streamed mode trainers too.
+    sampling = sum(pool.min * gpus.get(name, 0) for name, pool in runtime.sampling_pools.items())
+    training = runtime.trainers.workers * gpus.get("trainers", 0)
+    return sampling + training if runtime.mode == "streamed" else max(sampling, training)
 
 
 def _unused_method_settings(study: Study) -> Iterator[str]:

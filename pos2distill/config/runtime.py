@@ -226,9 +226,14 @@ class Runtime(Section):
     )
 
     @property
+    def sampling_pools(self) -> dict[str, PoolSection]:
+        """The sections of the actors that run while samples are made, by name."""
+        return {"samplers": self.samplers, "teachers": self.teachers}
+
+    @property
     def pools(self) -> dict[str, PoolSection | TrainersSection]:
-        """The sections of the processes that run a model, by name."""
-        return {"samplers": self.samplers, "teachers": self.teachers, "trainers": self.trainers}
+        """The sections of all processes that run a model, by name."""
+        return {**self.sampling_pools, "trainers": self.trainers}
 
     @model_validator(mode="before")
     @classmethod

@@ -345,6 +345,12 @@ ALL = ["runtime.samplers.gpus=1", "runtime.teachers.gpus=1", "runtime.trainers.g
             ],
         ),
         (1, {"runtime": {"executor": "local"}}, "stages_for_evaluate", ["runtime.samplers.gpus=1"]),
+        (
+            3,
+            {"model": {"engine": "vllm"}, "runtime": {"vllm": {"tensor_parallel_size": 2}}},
+            "stages",
+            ["runtime.samplers.gpus=2", *ALL[1:], "runtime.mode=staged"],
+        ),
         (1, {"model": {"engine": "fake"}}, "stages_for_evaluate", []),
         (0, {}, "stages", []),
     ],
@@ -373,6 +379,67 @@ def test_check_gpus_names_the_settings_with_which_unused_gpus_are_used(
     plan = make_plan(with_gpus)
     machine_checks.check_gpus(PendingRun(with_gpus, plan, getattr(plan, stages)))
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("gpus", "stages", "model", "runtime"),
+    [
+        (1, "stages", {"engine": "vllm"}, {"vllm": {"tensor_parallel_size": 2}}),
+        (1, "stages_for_evaluate", {"engine": "vllm"}, {"vllm": {"tensor_parallel_size": 2}}),
+        (2, "stages", {"engine": "vllm"}, {"vllm": {"tensor_parallel_size": 2}}),
+        (2, "stages", {}, {"trainers": {"workers": 3}}),
+        (2, "stages", {}, {"samplers": {"min": 2, "max": 2}}),
+        (1, "stages", {}, {"samplers": {"min": 2, "max": 2}}),
+    ],
+)
+def test_check_gpus_names_no_settings_for_which_there_are_too_few(
+    make_recipe: Make,
+    gpus: int,
+    stages: str,
+    model: dict[str, Any],
+    runtime: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    warn_once.cache_clear()
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: gpus)
+    recipe = make_recipe(model=model, runtime=runtime)
+    plan = make_plan(recipe)
+    machine_checks.check_gpus(PendingRun(recipe, plan, getattr(plan, stages)))
+    found = "a GPU" if gpus == 1 else f"{gpus} GPUs"
+    assert capsys.readouterr().err == (
+        f"warning: this machine has {found} that this run does not use: fewer than its processes need\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("runtime", "settings"),
+    [
+        (
+            {"samplers": {"gpus": 0.5}, "vllm": {"gpu_memory_utilization": 0.4}},
+            "runtime.teachers.gpus=0.5 runtime.trainers.gpus=1 runtime.mode=staged",
+        ),
+        (
+            {"samplers": {"gpus": 1}, "teachers": {"gpus": 1}, "mode": "staged"},
+            "runtime.samplers.gpus=0.5 runtime.teachers.gpus=0.5 runtime.trainers.gpus=1 "
+            "runtime.vllm.gpu_memory_utilization=0.5",
+        ),
+    ],
+)
+def test_check_gpus_names_only_what_is_missing_to_share_a_gpu(
+    make_recipe: Make,
+    runtime: dict[str, Any],
+    settings: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    warn_once.cache_clear()
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: 1)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    recipe = make_recipe(model={"engine": "vllm"}, runtime=runtime)
+    plan = make_plan(recipe)
+    machine_checks.check_gpus(PendingRun(recipe, plan, plan.stages))
+    assert capsys.readouterr().err.endswith(f"use GPUs; for GPUs, add {settings}\n")
 
 
 @pytest.mark.parametrize(
