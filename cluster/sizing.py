@@ -5,7 +5,7 @@ Units: bytes, unless a name says otherwise.
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -20,10 +20,9 @@ from .machines import gpu_memory_gb
 from .nodes import NodeSection, quantity_bytes
 from .spec import ClusterSpec
 
-# Bytes of GPU memory per trained parameter, by training.precision: fp32 weight 4, gradient 4 and two moments 8. With
-# zero3 and bfloat16 a bfloat16 weight too (strategies/zero3.py); torch casts the fp32 weight where it is used.
-ZERO3_BYTES = {"bfloat16": 18, "float32": 16}
-TORCH_BYTES = {"bfloat16": 16, "float32": 16}
+# Bytes of GPU memory per trained parameter, by training.precision: fp32 weight 4, gradient 4 and two moments 8, and in
+# bfloat16 a copy of the weight that the model computes with.
+GPU_BYTES = {"bfloat16": 18, "float32": 16}
 ENGINE_RESERVE = 1.6e9  # GPU memory that vLLM needs besides weights and cache; an estimate
 OBJECT_STORE_FRACTION = 0.9  # fraction of /dev/shm for Ray's object store; the remainder is for NCCL
 # Further memory on each GPU: gathered weights, recomputed activations, buffers of NCCL and CUDA; an estimate.
@@ -103,12 +102,18 @@ def _check_trainers(spec: ClusterSpec, recipe: Recipe) -> None:
         more = f" and runtime.trainers.workers to {workers} or more" if trainers.workers < workers else ""
         raise UserError(
             f"{recipe.name}: runtime.trainers.strategy: with torch each worker has the whole model, and needs "
-            f"{needed / 1e9:.0f} GB of GPU memory and activations, but {gpu}; set zero3{more}"
+            f"{needed / 1e9:.0f} GB of GPU memory and activations, but {gpu}; set zero3{_for_zero3(study)}{more}"
         )
     raise UserError(
         f"{recipe.name}: runtime.trainers.workers: {trainers.workers} workers need {needed / 1e9:.0f} GB of GPU memory "
         f"each and activations, but {gpu}; set {workers} or more"
     )
+
+
+def _for_zero3(study: Study) -> str:
+    """What else to set for zero3, which rounds no float32 weights to bfloat16."""
+    is_rounded = study.model.dtype == "float32" and study.training.precision == "bfloat16"
+    return " and model.dtype to bfloat16" if is_rounded else ""
 
 
 def tight_memory(spec: ClusterSpec, job: JobCommand) -> Iterator[str]:
@@ -123,7 +128,7 @@ def tight_memory(spec: ClusterSpec, job: JobCommand) -> Iterator[str]:
         if activations and needed > memory:
             remedy = "use more workers"
             if trainers.strategy == "torch":
-                remedy = "set runtime.trainers.strategy to zero3 with several workers"
+                remedy = f"set runtime.trainers.strategy to zero3{_for_zero3(study)} with several workers"
             yield (
                 f"runtime.trainers.workers: {trainers.workers} workers need about {needed / 1e9:.0f} GB of GPU memory "
                 f"each, {activations / 1e9:.1f} GB of it for activations, but a GPU of "
@@ -213,21 +218,26 @@ def worker_bytes(study: Study, trainers: TrainersSection, parameters: float) -> 
     """What a training worker holds of the model and its training state, at most in any round."""
     if trainers.strategy == "zero3":
         return zero3_bytes(study, parameters) / trainers.workers
-    return _model_bytes(study, parameters, TORCH_BYTES)
+    # Weights are cast where they are used: the copies of all layers stay until the backward pass, those of a layer that
+    # is computed again do not.
+    kept = "float32" if trainers.gradient_checkpointing else study.training.precision
+    return _model_bytes(study, parameters, GPU_BYTES[kept])
 
 
 def zero3_bytes(study: Study, parameters: float) -> float:
     """What ZeRO-3 divides between the GPUs of all training workers, at most in any round."""
-    return _model_bytes(study, parameters, ZERO3_BYTES)
+    return _model_bytes(study, parameters, GPU_BYTES[study.training.precision])
 
 
-def _model_bytes(study: Study, parameters: float, bytes_per_trained: Mapping[str, int]) -> float:
+def _model_bytes(study: Study, parameters: float, bytes_per_trained: int) -> float:
     holds_base_copy = study.holds_base_copy(starts_from_base=study.method.rounds == 1)
     base_copy = WEIGHT_BYTES[study.model.dtype] * parameters if holds_base_copy else 0
-    trained = bytes_per_trained[study.training.precision] * parameters
+    trained = bytes_per_trained * parameters
     if study.training.lora is None:
         return trained + base_copy
-    frozen = WEIGHT_BYTES[study.training.precision] * parameters
+    # As both strategies load them.
+    dtype = study.model.dtype if study.training.precision == "bfloat16" else "float32"
+    frozen = WEIGHT_BYTES[dtype] * parameters
     return frozen + trained * _ADAPTER_PERCENT / 100 + base_copy
 
 

@@ -25,6 +25,7 @@ from pos2distill.store.storage import RUN_FILE
 from pos2distill.urls import open_url, storage_errors
 
 from ..artifact_names import SCORES
+from ..stages.resolve import resolve_auto_settings
 from ..stages.stage import Input
 from .artifact_lookup import input_artifact, open_artifact, open_folder, provenance_of, study_of
 from .inspection.question import QuestionValues
@@ -85,6 +86,7 @@ def export_tasks(run: str, folder: Path) -> Export:
     # a server refused a prompt has no answer that another one could be compared with.
     answered = (row for row in found if row["documents"] in study.prompt_lengths and "refused" not in row["outcomes"])
     is_new = not folder.exists()
+    caveat = _caveat(artifact, study)
     # Before the prompts are built, which takes long.
     with storage_errors(str(folder), "FOLDER"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -107,7 +109,7 @@ def export_tasks(run: str, folder: Path) -> Export:
     metrics = [{"metric": name, "aggregation": "mean", "weight_by_size": True} for name in ("accuracy", "f1")]
     for group, tasks in groups.items():
         _write_yaml(folder / f"{group}.yaml", {"group": group, "task": tasks, "aggregate_metric_list": metrics})
-    return Export(groups, summary_of(artifact), _caveat(artifact, study))
+    return Export(groups, summary_of(artifact), caveat)
 
 
 def _caveat(artifact: Artifact, study: Study) -> str | None:
@@ -128,13 +130,13 @@ def _is_scaled(artifact: Artifact, study: Study) -> bool:
     from pos2distill.models.architecture import load_config
     from pos2distill.models.rope.layer_scales import resolve_scales
 
-    scales = study.model.rope_scales
     if "scales" in provenance_of(artifact).inputs:
         search = input_artifact(artifact, "scales")
         if not search.is_finished:  # deleted since
             return True
-        scales = Input(search, search.fingerprint).details("scales")["scales"]
-    return any(scale != 1 for scale in resolve_scales(scales, load_config(study.model), study.model.path))
+        study = resolve_auto_settings(study, {"scales": Input(search, search.fingerprint)})
+    model = study.model
+    return any(scale != 1 for scale in resolve_scales(model.rope_scales, load_config(model), model.path))
 
 
 def find_sample_logs(folder: str) -> list[str]:

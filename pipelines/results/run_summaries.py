@@ -262,7 +262,7 @@ def summary_of(artifact: Artifact) -> str | None:
             with contextlib.suppress(UserError):  # one that is corrupt shows nothing
                 summary = _read_summary(fs, folder)
                 if is_complete(summary) and artifact.folder in to_run_summary(folder, summary).artifacts.values():
-                    return f"{artifact.storage}/{folder.rpartition('/')[2]}"
+                    return f"{artifact.storage}/{last_part(folder)}"
     return None
 
 

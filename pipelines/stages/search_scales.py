@@ -12,7 +12,7 @@ from typing import Annotated
 import pydantic
 
 from pos2distill.config import ModelSection, Study
-from pos2distill.literal_paths import list_matching
+from pos2distill.literal_paths import last_part, list_matching
 from pos2distill.models.rope.curves import Genome, scales_of
 from pos2distill.models.rope.search import Candidate, best, fitness, next_genomes
 from pos2distill.sampling.prompting import PromptSpec
@@ -163,7 +163,7 @@ def read_generations(artifact: Artifact) -> list[list[Candidate]]:
     """
     generations: list[list[Candidate]] = []
     for path in list_matching(artifact.fs, f"{artifact.path}/{_GENERATIONS}", "*.json"):
-        with artifact.reading(f"{_GENERATIONS}/{path.rpartition('/')[2]}"):
+        with artifact.reading(f"{_GENERATIONS}/{last_part(path)}"):
             candidates = _LATER if generations else _FIRST
             generations.append(candidates.validate_json(artifact.fs.cat_file(path)))
     return generations

@@ -1,4 +1,5 @@
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,8 @@ from cluster.known_models import KNOWN_MODELS
 from cluster.nodes import NodeSection, quantity_bytes
 from cluster.render import render
 from cluster.sizing import (
+    GPU_BYTES,
     GPU_RESERVE,
-    TORCH_BYTES,
-    ZERO3_BYTES,
     hidden_state_bytes,
     node_disks,
     tight_memory,
@@ -19,10 +19,13 @@ from cluster.sizing import (
 )
 from cluster.spec import load_cluster
 from cluster.spec_warnings import spec_warnings
+from pos2distill.config import Recipe, Study
 from pos2distill.config.load import load_recipe
 from pos2distill.config.read import recipe_names
 from pos2distill.config.training import STATE_BYTES
 from pos2distill.errors import UserError
+from pos2distill.training.micro_batches import pack
+from tests.support.samples import Source
 
 ROOT = Path(__file__).parents[3]
 DATA = "data.path=gs://bucket/nq.jsonl.gz"
@@ -30,7 +33,7 @@ EIGHT = "runtime.trainers.workers=8"
 P = KNOWN_MODELS["Mistral-7B-Instruct-v0.3"].parameters
 
 
-def test_bytes_per_parameter_are_those_of_the_strategies() -> None:
+def test_gpu_bytes_are_those_of_zero3() -> None:
     import torch
 
     from pos2distill.training.strategies.zero3 import _deepspeed_config
@@ -39,9 +42,7 @@ def test_bytes_per_parameter_are_those_of_the_strategies() -> None:
     assert config["bf16"]["enabled"]
     assert config["data_types"] == {"grad_accum_dtype": "fp32"}
     assert config["optimizer"]["type"] == "AdamW"
-    assert ZERO3_BYTES == {"bfloat16": 2 + 4 + STATE_BYTES, "float32": 4 + STATE_BYTES}
-    # Under autocast too, since TorchStrategy keeps no cast weights.
-    assert TORCH_BYTES == {"bfloat16": 4 + STATE_BYTES, "float32": 4 + STATE_BYTES}
+    assert GPU_BYTES == {"bfloat16": 2 + 4 + STATE_BYTES, "float32": 4 + STATE_BYTES}
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -187,6 +188,10 @@ def test_render_requests_the_disk_of_models_and_checkpoints() -> None:
             "but a GPU of a2-highgpu-8g has 40 GB; set zero3 and runtime.trainers.workers to 4 or more",
         ),
         (
+            ["runtime.trainers.strategy=torch", "model.dtype=float32"],
+            "but a GPU of a2-highgpu-8g has 40 GB; set zero3 and model.dtype to bfloat16",
+        ),
+        (
             ["sampling.node.instance_type=g2-standard-16", "runtime.vllm.gpu_memory_utilization=0.05"],
             "but vLLM has 0 GB of a GPU of sampling, g2-standard-16; raise runtime.vllm.gpu_memory_utilization",
         ),
@@ -241,7 +246,9 @@ def test_memory_table_of_the_documentation_is_computed_as_in_the_code() -> None:
     [
         ([], 18 / 8),
         (["runtime.trainers.strategy=torch"], 16),
+        (["runtime.trainers.strategy=torch", "runtime.trainers.gradient_checkpointing=false"], 18),
         (["runtime.trainers.strategy=torch", "training.lora={rank: 16}"], 2 + 0.8),
+        (["runtime.trainers.strategy=torch", "training.lora={rank: 16}", "model.dtype=float32"], 4 + 0.8),
     ],
 )
 def test_worker_bytes_of_each_strategy(words: list[str], per_parameter: float) -> None:
@@ -282,3 +289,32 @@ def test_samplers_that_do_not_hold_all_weights_are_not_checked_against_the_memor
     with pytest.raises(UserError, match="the weights take"):
         render(load_cluster("gke", small), load_job("nq_mistral_7b", words[:-1]))
     assert render(load_cluster("gke", small), load_job("nq_mistral_7b", words))
+
+
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_torch_keeps_cast_weights_until_the_backward_pass_only_without_checkpointing(
+    make_recipe: Callable[..., Recipe], make_source: Callable[[Study], Source], checkpointing: bool
+) -> None:
+    import torch
+
+    from pos2distill.training.strategies.torch import TorchStrategy
+
+    trainers = {"strategy": "torch", "gradient_checkpointing": checkpointing}
+    recipe = make_recipe(method={"name": "seqkd"}, training={"precision": "bfloat16"}, runtime={"trainers": trainers})
+    source = make_source(recipe.study)
+    strategy = TorchStrategy(recipe.study, recipe.runtime.trainers, torch.device("cpu"), recipe.study.model)
+    weights = {tuple(weight.shape) for name, weight in strategy.student.lm.named_parameters() if "proj" in name}
+    kept = 0
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal kept
+        # A linear layer saves its weight transposed.
+        if tensor.dtype == torch.bfloat16 and {tuple(tensor.shape), tuple(tensor.shape[::-1])} & weights:
+            kept += tensor.numel()
+        return tensor
+
+    rows = [source.build.row(key) for key in source.row_keys()[:1]]
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        strategy.forward(pack(rows, recipe.study, 0), None)
+    linear = sum(weight.numel() for name, weight in strategy.student.lm.named_parameters() if "proj" in name)
+    assert kept == (0 if checkpointing else linear)

@@ -112,7 +112,12 @@ def test_export_warns_of_scales_that_were_searched_or_are_in_the_config_of_the_m
     assert not warns(searched)
     (manifest,) = searched.glob("rope-scales-*/manifest.json")
     stored = json.loads(manifest.read_text())
-    stored["details"]["scales"][-1] = 1.5
+    scales = stored["details"].pop("scales")
+    manifest.write_text(json.dumps(stored))
+    assert command_line.main(["export", str(searched), str(tasks)]) == 2
+    assert "expected 'scales' in details" in capsys.readouterr().err
+    assert not tasks.exists()
+    stored["details"]["scales"] = [*scales[:-1], 1.5]
     manifest.write_text(json.dumps(stored))
     assert warns(searched)
     shutil.rmtree(manifest.parent)
