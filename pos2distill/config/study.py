@@ -180,7 +180,7 @@ class Study(Section):
         if self.inference.measures_slots and not self.data.train_examples:
             raise ValueError(
                 f"data.train_examples: 0, but inference.method '{self.inference.method}' measures on training "
-                f"examples; set both, for example data.train_examples=100 data.eval_fraction=0.5, or less if the "
+                f"examples; set both, for example data.train_examples=80 data.eval_fraction=0.5, or less if the "
                 f"file has few"
             )
         return self

@@ -82,7 +82,9 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", (project_root() / page).read_text(), re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("block", blocks("docs/running.md", "yaml"), ids=["laptop", "one GPU", "several GPUs"])
+@pytest.mark.parametrize(
+    "block", blocks("docs/running.md", "yaml"), ids=["laptop", "one GPU", "one GPU, small model", "several GPUs"]
+)
 def test_settings_of_running_are_those_of_a_recipe(block: str) -> None:
     data = {"format": "jsonl", "path": "q.jsonl", "documents": 10, "train_examples": 8, "eval_examples": 8}
     recipe = {"name": "mine", "description": "Mine.", "model": {"path": "m"}, "data": data}
