@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.cli import command_line
+from pipelines.cli import command_line, recipes
 from pos2distill import startup
 from pos2distill.startup import is_interrupt, mark_as_cli_process, silent_interrupts
 from tests.support.paths import PROJECT
@@ -155,7 +155,7 @@ def test_a_panic_of_ctrl_c_ends_the_command_line_as_ctrl_c_does(
     def run(*_: object) -> int:
         raise panic("PyErr { type: <class 'KeyboardInterrupt'> }")
 
-    monkeypatch.setattr(command_line, "_run", run)
+    monkeypatch.setattr(recipes, "_run", run)
     assert command_line.main(["recipes"]) == 130
     assert capsys.readouterr().err == "interrupted; run the same command again to continue\n"
 

@@ -10,7 +10,7 @@ from urllib.error import URLError
 import pytest
 from ray.exceptions import RayTaskError
 
-from pipelines.cli import command_line
+from pipelines.cli import command_line, recipes
 from pipelines.executors.ray.errors import find_fault, find_user_error
 from pipelines.jobs import own_job
 from pos2distill.errors import GateError, TransientError, UserError
@@ -45,7 +45,7 @@ def run(monkeypatch: pytest.MonkeyPatch, error: Exception) -> int:
     def fail(*_: Any) -> int:
         raise error
 
-    monkeypatch.setattr(command_line, "_run", fail)
+    monkeypatch.setattr(recipes, "_run", fail)
     return command_line.main(["recipes"])
 
 
