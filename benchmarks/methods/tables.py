@@ -27,8 +27,8 @@ class Table:
     """One report.
 
     common: the settings that all variants share.
-    timed: whether all runs are made in one go on a machine that does nothing else, so that the time of an answer can be
-        compared. Longer tables are made in several parts, some on other machines or beside other work.
+    timed: whether all runs are made one after the other on an otherwise idle machine, so that the time of an answer can
+        be compared. Longer tables are made in several parts, on different machines or while other programs run.
     """
 
     recipe: str

@@ -134,8 +134,9 @@ class Artifact:
         """
         self.remove(MANIFEST)
         for path in self.fs.ls(self.path, detail=False) if self.fs.exists(self.path) else ():
-            if last_part(path) != last:
-                self.remove(last_part(path))
+            name = last_part(path)
+            if name != last:
+                self.remove(name)
         if self.fs.exists(self.path):
             remove(self.fs, self.path)
 
