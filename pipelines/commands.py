@@ -6,7 +6,7 @@ What each of them does is said in `pos2distill.config.commands`.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
@@ -24,7 +24,7 @@ from pos2distill.store.storage import check_storage
 from pos2distill.urls import storage_errors
 
 from .checks.preflight import preflight
-from .plan import Plan, PlannedStudy, make_plans
+from .plan import Plan, PlannedStudy, StageSelection, make_plans
 from .results.evaluations import read_evaluations, write_evaluations
 from .results.folders import ANALYSIS_FOLDER, EVALUATION_FOLDER, REPORT_FOLDER, page_url
 from .results.gate import check_evaluation, read_baseline
@@ -50,29 +50,31 @@ from .terminal import (
     print_sweep,
 )
 
+Requirement: TypeAlias = Callable[[Recipe, Sequence[PlannedStudy]], None]
+"""Refuses to run a command while results of other commands are missing."""
+
+
+def _no_requirement(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
+    """What most commands have."""
+
+
+def _all_stages(plan: Plan) -> list[Stage]:
+    return plan.stages
+
 
 @dataclass(frozen=True, slots=True)
 class Command:
     """One command. Its functions take the recipe and its studies, of which there are several only for a sweep.
 
     Attributes:
-        stages: all of its stages in the plan of one study, finished or not.
+        stages: which stages of a study it runs, finished or not.
         run: runs those that are not finished and shows the results. Of `evaluate` it also takes the gate.
         require: refuses to run while results of other commands are missing.
     """
 
-    stages: Callable[[Plan], list[Stage]]
+    stages: StageSelection
     run: Callable[..., object]
-    require: Callable[[Recipe, Sequence[PlannedStudy]], None] = lambda *_: None
-
-    def stages_of(self, planned: PlannedStudy) -> list[Stage]:
-        """Its stages in the plan of one study. Some depend on what the storage holds.
-
-        Raises:
-            UserError: if the storage cannot be used.
-        """
-        with storage_errors(planned.recipe.storage, "runtime.storage"):
-            return self.stages(planned.plan)
+    require: Requirement = _no_requirement
 
 
 def plan_command(recipe: Recipe, command: str) -> list[PlannedStudy]:
@@ -96,12 +98,12 @@ def plan_command(recipe: Recipe, command: str) -> list[PlannedStudy]:
 def run_study(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
     """Run the whole chain, up to the report. Of a sweep, every study, which share what their settings do not change."""
     # All of them first: the last study should not be rejected hours after the first one has started.
-    checked = [_check(planned, "study") for planned in studies]
+    checked = [_check(planned, _all_stages) for planned in studies]
     for number, (planned, stages) in enumerate(zip(studies, checked, strict=True), start=1):
         if recipe.sweep:
             print(f"--- study {number} of {len(studies)}{format_settings(planned.settings)}", flush=True)
         with driver_lease(recipe) as lease:
-            _run(planned, "study", stages, lease)
+            _run(planned, _all_stages, stages, lease)
             # With the lease: two drivers that write the report's folder at the same time would lose one of them.
             if not recipe.sweep:
                 _report_unless_shown(recipe, planned.plan)
@@ -135,7 +137,7 @@ def run_evaluate(recipe: Recipe, studies: Sequence[PlannedStudy], *, gate: Gate 
         print(f"evaluation.also_evaluate: {names}: evaluated by `study`, not by `evaluate`", flush=True)
     # Before anything runs.
     compared = read_baseline(gate.baseline, plan.study) if gate.baseline else None
-    with _finished_stages(recipe, studies, "evaluate"), storage_errors(recipe.storage, "runtime.storage"):
+    with _finished_stages(recipe, studies, Plan.stages_for_evaluate), storage_errors(recipe.storage, "runtime.storage"):
         evaluations = write_evaluations(recipe, plan)
     inference = recipe.study.inference
     method = "" if inference.method == "none" else f" with {inference.method}"
@@ -155,7 +157,7 @@ def run_evaluate(recipe: Recipe, studies: Sequence[PlannedStudy], *, gate: Gate 
 
 def run_analyze(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
     """Analyze why answers differ by position: of the base model and, once there is a checkpoint, the distilled one."""
-    with _finished_stages(recipe, studies, "analyze") as planned:
+    with _finished_stages(recipe, studies, Plan.stages_for_analyze) as planned:
         analyses = read_analyses(planned.plan)
         write_analysis(planned.recipe, analyses)
     for model, analysis in analyses.items():
@@ -180,13 +182,13 @@ def _with_analysis(recipe: Recipe) -> Recipe:
 
 def run_sample(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
     """Make the samples, with what the teacher stores beside them."""
-    with _finished_stages(recipe, studies, "sample"):
+    with _finished_stages(recipe, studies, Plan.stages_for_sample):
         pass  # nothing is written beside them
 
 
 def run_distill(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
     """Train the checkpoint from stored samples; in streamed mode, sample what is missing at the same time."""
-    with _finished_stages(recipe, studies, "distill") as planned:
+    with _finished_stages(recipe, studies, Plan.stages_for_distill, require=_require_samples) as planned:
         checkpoint = model_url(planned.plan.distill.artifact)
     print_paths(checkpoint=checkpoint)
 
@@ -226,11 +228,11 @@ def _require_results(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
     check_storage(recipe.storage, recipe.name)
     if not recipe.sweep:
         (planned,) = studies
-        _require_finished(recipe, planned.plan, planned.plan.reported_stages)
+        _require_finished(recipe, planned.plan, planned.plan.reported_stages())
         return
     unfinished = []
     for planned in studies:
-        if not all(map(is_current, planned.plan.reported_stages)):
+        if not all(map(is_current, planned.plan.reported_stages())):
             unfinished.append(format_settings(planned.settings).removeprefix(", "))
     if unfinished:
         # Named by their settings, since the storage holds many fingerprints.
@@ -245,7 +247,7 @@ def command_summary(recipe: Recipe, command: str, studies: Sequence[PlannedStudy
     summaries = []
     for planned in studies:
         stages = {}
-        for stage in COMMANDS[command].stages_of(planned):
+        for stage in planned.stages(COMMANDS[command].stages):
             manifest = stage.artifact.manifest()
             if manifest is not None:
                 found = {"artifact": stage.artifact.url, "counts": manifest.counts, "seconds": manifest.seconds}
@@ -261,41 +263,51 @@ def command_summary(recipe: Recipe, command: str, studies: Sequence[PlannedStudy
 
 
 COMMANDS = {
-    "study": Command(lambda plan: plan.stages, run_study),
-    "evaluate": Command(lambda plan: plan.stages_for_evaluate, run_evaluate),
-    "analyze": Command(lambda plan: plan.stages_for_analyze, run_analyze),
-    "sample": Command(lambda plan: plan.stages_for_sample, run_sample),
-    "distill": Command(lambda plan: plan.stages_for_distill, run_distill, require=_require_samples),
-    "report": Command(lambda plan: plan.reported_stages, run_report, require=_require_results),
+    "study": Command(_all_stages, run_study),
+    "evaluate": Command(Plan.stages_for_evaluate, run_evaluate),
+    "analyze": Command(Plan.stages_for_analyze, run_analyze),
+    "sample": Command(Plan.stages_for_sample, run_sample),
+    "distill": Command(Plan.stages_for_distill, run_distill, require=_require_samples),
+    "report": Command(Plan.reported_stages, run_report, require=_require_results),
 }
 
 
 @contextmanager
-def _finished_stages(recipe: Recipe, studies: Sequence[PlannedStudy], command: str) -> Iterator[PlannedStudy]:
-    """The body runs once the stages of a command for one study are finished, still as the storage's only driver."""
+def _finished_stages(
+    recipe: Recipe,
+    studies: Sequence[PlannedStudy],
+    select: StageSelection,
+    *,
+    require: Requirement = _no_requirement,
+) -> Iterator[PlannedStudy]:
+    """The body runs once the stages of a command for one study are finished, still as the storage's only driver.
+
+    Args:
+        require: the command's requirement, checked once no other driver works in this storage.
+    """
     (planned,) = studies
-    checked = _check(planned, command)
+    checked = _check(planned, select)
     with driver_lease(recipe) as lease:
-        COMMANDS[command].require(recipe, studies)
-        _run(planned, command, checked, lease)
+        require(recipe, studies)
+        _run(planned, select, checked, lease)
         yield planned
 
 
-def _check(planned: PlannedStudy, command: str) -> list[Stage]:
+def _check(planned: PlannedStudy, select: StageSelection) -> list[Stage]:
     """Check everything that a command needs before its first stage. Returns its stages."""
-    stages = COMMANDS[command].stages_of(planned)
+    stages = planned.stages(select)
     preflight(planned.recipe, planned.plan, stages)
     return stages
 
 
-def _run(planned: PlannedStudy, command: str, checked: Sequence[Stage], lease: Lease) -> None:
+def _run(planned: PlannedStudy, select: StageSelection, checked: Sequence[Stage], lease: Lease) -> None:
     """Run the stages of a command that are not finished.
 
     Args:
         checked: what `_check` returned. While this command waited for the lease, the driver that had it may have
             finished a checkpoint, whose stages are checked too.
     """
-    stages = COMMANDS[command].stages_of(planned)
+    stages = planned.stages(select)
     if stages != checked:
         preflight(planned.recipe, planned.plan, stages)
     run_stages(planned.recipe, planned.plan, stages, lease)

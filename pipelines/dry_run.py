@@ -57,13 +57,13 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
     spec, facts = COMMANDS[command], COMMAND_FACTS[command]
     if not facts.only_reads:
         for planned in studies:
-            preflight(planned.recipe, planned.plan, spec.stages_of(planned))
+            preflight(planned.recipe, planned.plan, planned.stages(spec.stages))
     spec.require(recipe, studies)
     # For a sweep, those of its first study that has any.
     data: list[CheckedData] = []
     work: list[str] = []
     for planned in studies:
-        plan, stages = planned.plan, spec.stages_of(planned)
+        plan, stages = planned.plan, planned.stages(spec.stages)
         checked = [] if facts.only_reads else check_data(planned.recipe, plan, stages)
         data = data or checked
         pending = [stage for stage in stages if is_pending(stage, plan, stages, planned.recipe.runtime)]

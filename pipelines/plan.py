@@ -4,9 +4,9 @@ which stages a command runs can depend on what is finished there.
 A changed setting changes the fingerprints of the stages that declare it, and of the stages that read their results.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from pos2distill.config import Recipe, Study, fingerprint
 from pos2distill.config.load import validate_evaluated
@@ -102,7 +102,6 @@ class Plan:
         """The stages that measure what later settings are taken from."""
         return [stage for stage in (self.search_scales, self.choose_slot) if stage is not None]
 
-    @property
     def stages_for_evaluate(self) -> list[Stage]:
         """The stages of the command `evaluate`; of the distilled model, if there is one."""
         stages = [self.prepare, *self._measurements_for(self.evaluate_base), self.evaluate_base]
@@ -110,7 +109,6 @@ class Plan:
             stages.append(self.evaluate_distilled)
         return stages
 
-    @property
     def stages_for_analyze(self) -> list[Stage]:
         """The stages of the command `analyze`; none without the section. The distilled model's too, if there is one."""
         if self.analyze_base is None or self.analyze_distilled is None:
@@ -122,7 +120,6 @@ class Plan:
             stages += [self.evaluate_distilled, self.analyze_distilled]
         return stages
 
-    @property
     def stages_for_sample(self) -> list[Stage]:
         """The stages of the command `sample`."""
         return [self.prepare, *self._measurements_for(self.first_sample), self.first_sample]
@@ -132,7 +129,6 @@ class Plan:
         read = [each.artifact for each in stage.inputs.values()]
         return [measurement for measurement in self.measurements if measurement.artifact in read]
 
-    @property
     def stages_for_distill(self) -> list[Stage]:
         """The stages of the command `distill`."""
         return [self.prepare, *self._measurements_for(self.first_sample), *self._rounds]
@@ -141,7 +137,6 @@ class Plan:
     def _rounds(self) -> list[Stage]:
         return [stage for each in self.rounds for stage in (each.sample, each.distill)]
 
-    @property
     def reported_stages(self) -> list[Stage]:
         """The stages whose results the report shows.
 
@@ -152,6 +147,10 @@ class Plan:
         return [stage for stage in self.stages if stage not in sample_stages or stage.artifact.is_finished]
 
 
+StageSelection: TypeAlias = Callable[[Plan], list[Stage]]
+"""Which stages of a study a command runs, finished or not."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedStudy:
     """What a command runs: a recipe's study, or one of its sweep. settings: the values of the swept settings."""
@@ -159,6 +158,15 @@ class PlannedStudy:
     settings: dict[str, Any]
     recipe: Recipe
     plan: Plan
+
+    def stages(self, select: StageSelection) -> list[Stage]:
+        """The stages of a command. Some depend on what the storage holds.
+
+        Raises:
+            UserError: if the storage cannot be used.
+        """
+        with storage_errors(self.recipe.storage, "runtime.storage"):
+            return select(self.plan)
 
 
 def make_plan(recipe: Recipe) -> Plan:

@@ -57,7 +57,7 @@ def preflight(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
 
 def check_needs_weights(run: PendingRun) -> None:
     """Raise if a study that can only be evaluated is to be trained, sampled or analyzed."""
-    evaluation = run.plan.stages_for_evaluate
+    evaluation = run.plan.stages_for_evaluate()
     if all(stage in evaluation for stage in run.pending):
         return
     if not run.study.data.train_examples:

@@ -45,7 +45,7 @@ def _page_inputs(recipe: Recipe, plan: Plan, evaluation: Evaluation) -> Evaluati
     run = describe_run(
         recipe,
         plan,
-        plan.stages_for_evaluate,
+        plan.stages_for_evaluate(),
         provenance=provenance_or_now(plan.evaluate_base.artifact, recipe, plan),
         settings=_settings(plan),
         fingerprint=evaluation.fingerprint,

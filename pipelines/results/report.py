@@ -106,7 +106,7 @@ def report_shows(storage: str, plan: Plan) -> bool:
 
 def _results_digest(plan: Plan) -> str:
     """A digest of the manifests that a report shows: of a stage that is run again, another one."""
-    manifests = [stage.artifact.manifest() for stage in plan.reported_stages]
+    manifests = [stage.artifact.manifest() for stage in plan.reported_stages()]
     return fingerprint([asdict(manifest) for manifest in manifests if manifest is not None])
 
 
@@ -150,7 +150,7 @@ def report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
         run=describe_run(
             recipe,
             plan,
-            plan.reported_stages,
+            plan.reported_stages(),
             provenance=provenance_or_now(plan.distill.artifact, recipe, plan),
             settings=_shown_settings(study, plan.distill.artifact) | {"runtime": _shown_runtime(recipe)},
             fingerprint=plan.fingerprint,

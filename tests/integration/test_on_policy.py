@@ -256,10 +256,10 @@ def test_make_plan_rounds_begin_where_the_last_one_ended(on_policy: Make) -> Non
     # One more round keeps the rounds before it.
     longer: Plan = make_plan(three)
     assert [stage.fingerprint for stage in longer.stages[:-3]] == [stage.fingerprint for stage in plan.stages[:-1]]
-    assert [stage.name for stage in longer.stages_for_distill] == [
+    assert [stage.name for stage in longer.stages_for_distill()] == [
         *("prepare", "sample", "distill", "sample 2", "distill 2", "sample 3", "distill 3")
     ]
-    assert [stage.name for stage in longer.stages_for_sample] == ["prepare", "sample"]
+    assert [stage.name for stage in longer.stages_for_sample()] == ["prepare", "sample"]
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from pipelines.checks import data_checks, machine_checks, preflight
 from pipelines.checks.model_checks import count_parameters
 from pipelines.checks.pending_run import PendingRun
 from pipelines.dry_run import describe
-from pipelines.plan import make_plan
+from pipelines.plan import Plan, make_plan
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError, warn_once
 from pos2distill.store.storage import claim_storage
@@ -271,11 +271,11 @@ def test_check_temporary_space(
     [
         ("", {"executor": "ray"}, ["samplers", "teachers", "trainers"]),
         ("", {"executor": "ray", "method": "seqkd"}, ["samplers", "trainers"]),
-        ("", {"executor": "ray", "pending": "stages_for_evaluate"}, ["samplers"]),
-        ("", {"executor": "ray", "pending": "distill"}, ["trainers"]),
+        ("", {"executor": "ray", "pending": Plan.stages_for_evaluate}, ["samplers"]),
+        ("", {"executor": "ray", "pending": lambda plan: [plan.distill]}, ["trainers"]),
         (
             "",
-            {"executor": "ray", "pending": "stages_for_analyze", "analysis": {"examples": 3}},
+            {"executor": "ray", "pending": Plan.stages_for_analyze, "analysis": {"examples": 3}},
             ["samplers", "teachers"],
         ),
         ("ADDRESS", {"executor": "ray"}, []),
@@ -298,8 +298,8 @@ def test_check_gpus_warns_of_a_machine_without_any(
         runtime={"executor": settings["executor"], **gpus},
     )
     plan = make_plan(recipe)
-    pending = getattr(plan, settings.get("pending", "stages"))
-    machine_checks.check_gpus(PendingRun(recipe, plan, pending if isinstance(pending, list) else [pending]))
+    pending = settings["pending"](plan) if "pending" in settings else plan.stages
+    machine_checks.check_gpus(PendingRun(recipe, plan, pending))
     names = ", ".join(f"runtime.{pool}.gpus" for pool in pools)
     expected = (
         f"warning: {names}: this machine has no GPU that torch can use; run on a cluster (RAY_ADDRESS), or set 0\n"
@@ -318,7 +318,7 @@ def test_check_gpus_rejects_a_local_run_on_a_machine_without_any(
     recipe = make_recipe(runtime={"executor": "local", "samplers": {"gpus": 1}, "trainers": {"gpus": 1}})
     plan = make_plan(recipe)
     with pytest.raises(UserError) as caught:
-        machine_checks.check_gpus(PendingRun(recipe, plan, plan.stages_for_evaluate))
+        machine_checks.check_gpus(PendingRun(recipe, plan, plan.stages_for_evaluate()))
     assert str(caught.value) == (
         "runtime.samplers.gpus: this machine has no GPU that torch can use; set 0, or install torch for GPUs "
         "(docs/running.md)"

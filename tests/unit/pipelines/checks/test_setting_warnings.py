@@ -321,45 +321,45 @@ ALL = ["runtime.samplers.gpus=1", "runtime.teachers.gpus=1", "runtime.trainers.g
 
 
 @pytest.mark.parametrize(
-    ("gpus", "settings", "stages", "added"),
+    ("gpus", "settings", "command", "added"),
     [
-        (3, {}, "stages", ALL),
-        (2, {}, "stages", [*ALL, "runtime.mode=staged"]),
-        (2, {"runtime": {"mode": "staged"}}, "stages", ALL),
-        (2, {"runtime": {"executor": "local"}}, "stages", ALL),
-        (5, {"runtime": {"trainers": {"workers": 3}}}, "stages", ALL),
-        (4, {"runtime": {"trainers": {"workers": 3}}}, "stages", [*ALL, "runtime.mode=staged"]),
+        (3, {}, "study", ALL),
+        (2, {}, "study", [*ALL, "runtime.mode=staged"]),
+        (2, {"runtime": {"mode": "staged"}}, "study", ALL),
+        (2, {"runtime": {"executor": "local"}}, "study", ALL),
+        (5, {"runtime": {"trainers": {"workers": 3}}}, "study", ALL),
+        (4, {"runtime": {"trainers": {"workers": 3}}}, "study", [*ALL, "runtime.mode=staged"]),
         (
             4,
             {"model": {"engine": "vllm"}, "runtime": {"vllm": {"tensor_parallel_size": 2}}},
-            "stages",
+            "study",
             ["runtime.samplers.gpus=2", *ALL[1:]],
         ),
         (
             1,
             {"model": {"engine": "vllm"}},
-            "stages",
+            "study",
             [
                 *("runtime.samplers.gpus=0.5", "runtime.teachers.gpus=0.5", "runtime.trainers.gpus=1"),
                 *("runtime.vllm.gpu_memory_utilization=0.5", "runtime.mode=staged"),
             ],
         ),
-        (1, {"runtime": {"executor": "local"}}, "stages_for_evaluate", ["runtime.samplers.gpus=1"]),
+        (1, {"runtime": {"executor": "local"}}, "evaluate", ["runtime.samplers.gpus=1"]),
         (
             3,
             {"model": {"engine": "vllm"}, "runtime": {"vllm": {"tensor_parallel_size": 2}}},
-            "stages",
+            "study",
             ["runtime.samplers.gpus=2", *ALL[1:], "runtime.mode=staged"],
         ),
-        (1, {"model": {"engine": "fake"}}, "stages_for_evaluate", []),
-        (0, {}, "stages", []),
+        (1, {"model": {"engine": "fake"}}, "evaluate", []),
+        (0, {}, "study", []),
     ],
 )
 def test_check_gpus_names_the_settings_with_which_unused_gpus_are_used(
     make_recipe: Make,
     gpus: int,
     settings: dict[str, Any],
-    stages: str,
+    command: str,
     added: list[str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -370,32 +370,32 @@ def test_check_gpus_names_the_settings_with_which_unused_gpus_are_used(
     recipe = make_recipe(**settings)
     plan = make_plan(recipe)
     for _ in range(2):  # as for two studies of a sweep
-        machine_checks.check_gpus(PendingRun(recipe, plan, getattr(plan, stages)))
+        machine_checks.check_gpus(PendingRun(recipe, plan, COMMANDS[command].stages(plan)))
     found = "a GPU" if gpus == 1 else f"{gpus} GPUs"
     line = f"warning: this machine has {found} that this run does not use; add {' '.join(added)} (docs/running.md)\n"
     assert capsys.readouterr().err == (line if added else "")
     # The settings are right: with them, nothing more is said.
     with_gpus = load_recipe(str(Path(recipe.study.data.path).with_name("recipe.yaml")), added)
     plan = make_plan(with_gpus)
-    machine_checks.check_gpus(PendingRun(with_gpus, plan, getattr(plan, stages)))
+    machine_checks.check_gpus(PendingRun(with_gpus, plan, COMMANDS[command].stages(plan)))
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
-    ("gpus", "stages", "model", "runtime"),
+    ("gpus", "command", "model", "runtime"),
     [
-        (1, "stages", {"engine": "vllm"}, {"vllm": {"tensor_parallel_size": 2}}),
-        (1, "stages_for_evaluate", {"engine": "vllm"}, {"vllm": {"tensor_parallel_size": 2}}),
-        (2, "stages", {"engine": "vllm"}, {"vllm": {"tensor_parallel_size": 2}}),
-        (2, "stages", {}, {"trainers": {"workers": 3}}),
-        (2, "stages", {}, {"samplers": {"min": 2, "max": 2}}),
-        (1, "stages", {}, {"samplers": {"min": 2, "max": 2}}),
+        (1, "study", {"engine": "vllm"}, {"vllm": {"tensor_parallel_size": 2}}),
+        (1, "evaluate", {"engine": "vllm"}, {"vllm": {"tensor_parallel_size": 2}}),
+        (2, "study", {"engine": "vllm"}, {"vllm": {"tensor_parallel_size": 2}}),
+        (2, "study", {}, {"trainers": {"workers": 3}}),
+        (2, "study", {}, {"samplers": {"min": 2, "max": 2}}),
+        (1, "study", {}, {"samplers": {"min": 2, "max": 2}}),
     ],
 )
 def test_check_gpus_names_no_settings_for_which_there_are_too_few(
     make_recipe: Make,
     gpus: int,
-    stages: str,
+    command: str,
     model: dict[str, Any],
     runtime: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -405,7 +405,7 @@ def test_check_gpus_names_no_settings_for_which_there_are_too_few(
     monkeypatch.setattr(hardware, "visible_gpus", lambda: gpus)
     recipe = make_recipe(model=model, runtime=runtime)
     plan = make_plan(recipe)
-    machine_checks.check_gpus(PendingRun(recipe, plan, getattr(plan, stages)))
+    machine_checks.check_gpus(PendingRun(recipe, plan, COMMANDS[command].stages(plan)))
     found = "a GPU" if gpus == 1 else f"{gpus} GPUs"
     assert capsys.readouterr().err == (
         f"warning: this machine has {found} that this run does not use: fewer than its processes need\n"

@@ -101,7 +101,7 @@ def test_facts_of_a_command_are_those_of_its_stages(name: str, tmp_path: Path) -
     def work(*settings: str) -> set[str]:
         """The first words of the stages' names."""
         (planned,) = commands.plan_command(load_recipe("quickstart", [f"runtime.storage={tmp_path}", *settings]), name)
-        return {stage.name.split()[0] for stage in commands.COMMANDS[name].stages_of(planned)}
+        return {stage.name.split()[0] for stage in planned.stages(commands.COMMANDS[name].stages)}
 
     assert ("analyze" in work()) == facts.adds_analysis
     if not facts.only_reads:

@@ -194,7 +194,7 @@ def test_make_plan_with_an_analysis_keeps_all_other_fingerprints(make_recipe: An
     assert list(analyzed) == [*plain, "analyze base", "analyze distilled"]
     assert plain.items() <= analyzed.items()
     assert without.fingerprint != with_it.fingerprint
-    assert without.stages_for_analyze == []
+    assert without.stages_for_analyze() == []
     assert "analysis" not in without.study.model_dump(mode="json")
 
 
