@@ -11,7 +11,6 @@ from pathlib import Path
 
 from fsspec.implementations.local import LocalFileSystem
 
-from pos2distill import hardware
 from pos2distill.config import Study
 from pos2distill.config.base import WEIGHT_BYTES
 from pos2distill.config.training import STATE_BYTES
@@ -23,7 +22,6 @@ from pos2distill.urls import open_url, storage_errors
 
 from .model_checks import count_parameters
 from .pending_run import PendingRun
-from .setting_warnings import warn_of_pools_on_cpus, warn_of_unused_local_gpus
 
 _CONNECT_SECONDS = 8.0  # so that the whole check takes less than 10 seconds
 _GIB = 1 << 30
@@ -107,44 +105,17 @@ def _probe_folder(folder: str) -> None:
         raise OSError(error.errno, error.strerror, folder) from None
 
 
-def check_gpus(run: PendingRun) -> None:
-    """Warn if what is to run asks for GPUs and this machine has none: it would end only once it needs them.
-
-    Warn too if this machine has GPUs and nothing asks for them, or not every pool.
-
-    Raises:
-        UserError: instead of the first warning, where no cluster can have the GPUs (`executor: local`).
-    """
-    runtime, pools = run.recipe.runtime, run.model_pools
-    is_cluster = runtime.executor == "ray" and names_cluster()
-    warn_of_pools_on_cpus(run.recipe, pools, None if is_cluster else hardware.visible_gpus())
-    if is_cluster:
-        return
-    warn_of_unused_local_gpus(run.recipe, pools, hardware.visible_gpus())
-    wanted = [f"runtime.{name}.gpus" for name in pools if runtime.pools[name].gpus > 0]
-    if not wanted:
-        return
-    import torch
-
-    if torch.cuda.device_count():
-        return
-    problem = f"{', '.join(wanted)}: this machine has no GPU that torch can use"
-    if runtime.executor == "local":
-        raise UserError(f"{problem}; set 0, or install torch for GPUs (docs/running.md)")
-    warn(f"{problem}; run on a cluster (RAY_ADDRESS), or set 0")
-
-
 def check_cpus(run: PendingRun) -> None:
-    """Warn if a process of a pool asks for more CPUs than Ray has on this machine: it would never start."""
+    """Warn if pools ask for more CPUs than Ray has on this machine: the run would end at that stage."""
     runtime = run.recipe.runtime
     if runtime.executor != "ray" or names_cluster():
         return
-    cpus = local_cpus()
-    wanted = [f"runtime.{name}.cpus" for name in run.model_pools if runtime.pools[name].cpus > cpus]
-    if wanted:
+    asked = {pool: runtime.pools[pool].cpus for pool in run.model_pools}
+    needed, cpus = run.needed_at_once(asked, runtime.mode), local_cpus()
+    if needed > cpus:
         warn(
-            f"{', '.join(wanted)}: more CPUs than Ray has on this machine ({cpus}); run on a cluster (RAY_ADDRESS), or "
-            f"lower it"
+            f"this run needs {needed:g} CPUs at the same time ({', '.join(f'runtime.{pool}' for pool in asked)}), Ray "
+            f"has {cpus} on this machine; run on a cluster (RAY_ADDRESS), or lower their processes or cpus"
         )
 
 

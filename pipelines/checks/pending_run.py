@@ -1,6 +1,6 @@
 """What a command is about to do, for the checks before it begins."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pos2distill.config import Recipe, Study
@@ -28,9 +28,14 @@ class PendingRun:
         return self.plan.distill in self.pending
 
     @property
+    def samples(self) -> bool:
+        """Whether samples are made."""
+        return any(stage in self.pending for stage in self.plan.sample_stages)
+
+    @property
     def encodes(self) -> bool:
-        """Whether actors with the base model store its hidden states."""
-        return self.study.method.teacher == "cached" and any(stage in self.pending for stage in self.plan.sample_stages)
+        """Whether actors with the base model store its hidden states, while samples are made."""
+        return self.study.method.teacher == "cached" and self.samples
 
     @property
     def analyses(self) -> bool:
@@ -50,6 +55,23 @@ class PendingRun:
         if self.trains:
             pools.append("trainers")
         return pools
+
+    def needed_at_once(self, amounts: Mapping[str, float], mode: str) -> float:
+        """How much of a resource is needed at the same time by the fewest processes that `runtime` allows.
+
+        Args:
+            amounts: what one process of a pool needs, by pool; the others need none.
+            mode: as `runtime.mode`.
+        """
+        runtime = self.recipe.runtime
+        if runtime.executor == "local":  # one process does one thing after the other
+            return max(amounts.values(), default=0)
+        samplers = amounts.get("samplers", 0) * runtime.samplers.min
+        teachers = amounts.get("teachers", 0) * runtime.teachers.min
+        trainers = amounts.get("trainers", 0) * runtime.trainers.workers
+        sampling = samplers + teachers if self.encodes else samplers
+        # An analysis has teachers without samplers.
+        return max(sampling, teachers, trainers + sampling if mode == "streamed" and self.samples else trainers)
 
     @property
     def _without_samplers(self) -> list[Stage]:

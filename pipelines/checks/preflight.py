@@ -22,7 +22,8 @@ from ..stages.distill import check_executor
 from ..stages.made_from import reject_changed_input, require_measured_as_trained
 from ..stages.resolve import with_distilled
 from ..stages.stage import Stage
-from .machine_checks import check_cpus, check_gpus, check_ray, check_rights, check_space, check_temporary_space
+from .gpu_checks import check_gpus
+from .machine_checks import check_cpus, check_ray, check_rights, check_space, check_temporary_space
 from .model_checks import (
     check_against_model,
     check_gold_responses,

@@ -1,4 +1,4 @@
-"""Warnings before a run: settings without effect, idle hardware, finished results that differ in precision alone."""
+"""Warnings before a run: settings without effect, finished results that differ in precision alone."""
 
 import itertools
 import json
@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pos2distill.config import Recipe, Runtime, Study
+from pos2distill.config import Recipe, Study
 from pos2distill.config.inference_table import INFERENCE_METHODS
 from pos2distill.config.model import checkpoint_of
 from pos2distill.errors import UserError, warn_once
-from pos2distill.hardware import torch_is_for_cpus
 from pos2distill.store.artifacts import Artifact, other_fingerprints
 
 from ..artifact_names import CHECKPOINT, SCORES
@@ -37,77 +36,6 @@ def warn_of_settings(recipe: Recipe, pending: Sequence[Stage]) -> None:
     )
     for warning in warnings:
         warn_once(warning)
-
-
-def warn_of_unused_local_gpus(recipe: Recipe, pools: Sequence[str], gpus: int) -> None:
-    """Print the settings with which a run would use this machine's GPUs, if none of its pools asks for one.
-
-    Args:
-        pools: those that run a model.
-        gpus: the number that this machine has.
-    """
-    if not gpus or not pools or any(recipe.runtime.pools[pool].gpus for pool in pools):
-        return
-    found = "a GPU" if gpus == 1 else f"{gpus} GPUs"
-    settings = _settings_for_gpus(recipe, pools, gpus)
-    if not settings:
-        warn_once(f"this machine has {found} that this run does not use: fewer than its processes need")
-        return
-    install = "install the packages for GPUs and " if torch_is_for_cpus() else ""
-    warn_once(
-        f"this machine has {found} that this run does not use; {install}add {' '.join(settings)} (docs/running.md)"
-    )
-
-
-def warn_of_pools_on_cpus(recipe: Recipe, pools: Sequence[str], gpus: int | None) -> None:
-    """Print which pools run the model on CPUs while others use GPUs.
-
-    Args:
-        pools: those that run a model.
-        gpus: the number that this machine has; None on a cluster.
-    """
-    on_gpus = [pool for pool in pools if recipe.runtime.pools[pool].gpus]
-    on_cpus = [pool for pool in pools if pool not in on_gpus]
-    settings = _settings_for_gpus(recipe, pools, gpus) if on_gpus and on_cpus and gpus != 0 else []
-    if settings:
-        warn_once(
-            f"{' and '.join(on_cpus)} run the model on CPUs, while {' and '.join(on_gpus)} use GPUs; for GPUs, add "
-            f"{' '.join(settings)}"
-        )
-
-
-def _settings_for_gpus(recipe: Recipe, pools: Sequence[str], gpus: int | None) -> list[str]:
-    """The settings to add so that all of these pools run on GPUs; none if there are too few.
-
-    Args:
-        gpus: the number that they have together; None if there are as many as they ask for.
-    """
-    runtime, engine = recipe.runtime, recipe.study.model.engine
-    engine_gpus = runtime.vllm.tensor_parallel_size if engine == "vllm" else 1
-    wanted = {pool: runtime.pools[pool].gpus or float(engine_gpus if pool == "samplers" else 1) for pool in pools}
-    settings = []
-    is_shared = gpus == 1 and engine_gpus == 1 and wanted.get("samplers", 0) + wanted.get("teachers", 0) > 1
-    if is_shared:
-        wanted |= {"samplers": 0.5, "teachers": 0.5}
-        if engine == "vllm" and runtime.vllm.gpu_memory_utilization > 0.5:
-            settings.append("runtime.vllm.gpu_memory_utilization=0.5")
-    if gpus is not None and _gpus_at_once(runtime, wanted) > gpus:
-        staged = runtime.replace(mode="staged")
-        if _gpus_at_once(staged, wanted) > gpus:
-            return []
-        settings.append("runtime.mode=staged")
-    added = [f"runtime.{pool}.gpus={each:g}" for pool, each in wanted.items() if each != runtime.pools[pool].gpus]
-    return added + settings
-
-
-def _gpus_at_once(runtime: Runtime, gpus: Mapping[str, float]) -> float:
-    """The GPUs that a run needs at the same time. gpus: those of one process of each pool."""
-    if runtime.executor == "local":  # one process does one thing after the other
-        return max(gpus.values())
-    # Samplers and teachers run at the same time; in streamed mode trainers too.
-    sampling = sum(pool.min * gpus.get(name, 0) for name, pool in runtime.sampling_pools.items())
-    training = runtime.trainers.workers * gpus.get("trainers", 0)
-    return sampling + training if runtime.mode == "streamed" else max(sampling, training)
 
 
 def _unused_method_settings(study: Study) -> Iterator[str]:

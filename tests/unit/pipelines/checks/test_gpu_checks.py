@@ -1,0 +1,350 @@
+"""What a run says of the GPUs of this machine before it starts."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.checks.gpu_checks import check_gpus
+from pipelines.checks.pending_run import PendingRun
+from pipelines.commands import COMMANDS
+from pipelines.plan import Plan, make_plan
+from pos2distill import hardware
+from pos2distill.config import Recipe
+from pos2distill.config.load import load_recipe
+from pos2distill.errors import UserError, warn_once
+
+Make = Callable[..., Recipe]
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """Each warning is printed once in a process; here once in a test."""
+    warn_once.cache_clear()
+    yield
+    warn_once.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("address", "settings", "pools"),
+    [
+        ("", {"executor": "ray"}, ["samplers", "teachers", "trainers"]),
+        ("", {"executor": "ray", "method": "seqkd"}, ["samplers", "trainers"]),
+        ("", {"executor": "ray", "pending": Plan.stages_for_evaluate}, ["samplers"]),
+        ("", {"executor": "ray", "pending": lambda plan: [plan.distill]}, ["trainers"]),
+        (
+            "",
+            {"executor": "ray", "pending": Plan.stages_for_analyze, "analysis": {"examples": 3}},
+            ["samplers", "teachers"],
+        ),
+        ("ADDRESS", {"executor": "ray"}, []),
+    ],
+)
+def test_check_gpus_warns_of_a_machine_without_any(
+    make_recipe: Make,
+    address: str,
+    settings: dict[str, Any],
+    pools: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    gpus = {name: {"gpus": 0.5} for name in ("samplers", "teachers", "trainers")}
+    recipe = make_recipe(
+        method={"name": settings.get("method", "r1")},
+        analysis=settings.get("analysis"),
+        runtime={"executor": settings["executor"], **gpus},
+    )
+    plan = make_plan(recipe)
+    pending = settings["pending"](plan) if "pending" in settings else plan.stages
+    check_gpus(PendingRun(recipe, plan, pending))
+    names = ", ".join(f"runtime.{pool}.gpus" for pool in pools)
+    expected = (
+        f"warning: {names}: this machine has no GPU that torch can use; run on a cluster (RAY_ADDRESS), or set 0\n"
+    )
+    assert capsys.readouterr().err == (expected if pools else "")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    check_gpus(PendingRun(recipe, plan, plan.stages))
+    assert capsys.readouterr().err == ""
+
+
+def test_check_gpus_rejects_a_local_run_on_a_machine_without_any(
+    make_recipe: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No cluster can have the GPUs, and torch would end the run with a traceback."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    recipe = make_recipe(runtime={"executor": "local", "samplers": {"gpus": 1}, "trainers": {"gpus": 1}})
+    plan = make_plan(recipe)
+    with pytest.raises(UserError) as caught:
+        check_gpus(PendingRun(recipe, plan, plan.stages_for_evaluate()))
+    assert str(caught.value) == (
+        "runtime.samplers.gpus: this machine has no GPU that torch can use; set 0, or install torch for GPUs "
+        "(docs/running.md)"
+    )
+
+
+ALL = ["runtime.samplers.gpus=1", "runtime.teachers.gpus=1", "runtime.trainers.gpus=1"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "settings", "command", "added"),
+    [
+        (3, {}, "study", ALL),
+        (2, {}, "study", [*ALL, "runtime.mode=staged"]),
+        (2, {"runtime": {"mode": "staged"}}, "study", ALL),
+        (2, {"runtime": {"executor": "local"}}, "study", ALL),
+        (5, {"runtime": {"trainers": {"workers": 3}}}, "study", ALL),
+        (4, {"runtime": {"trainers": {"workers": 3}}}, "study", [*ALL, "runtime.mode=staged"]),
+        (
+            4,
+            {"model": {"engine": "vllm"}, "runtime": {"vllm": {"tensor_parallel_size": 2}}},
+            "study",
+            ["runtime.samplers.gpus=2", *ALL[1:]],
+        ),
+        (
+            1,
+            {"model": {"engine": "vllm"}},
+            "study",
+            [
+                *("runtime.samplers.gpus=0.5", "runtime.teachers.gpus=0.5", "runtime.trainers.gpus=1"),
+                *("runtime.vllm.gpu_memory_utilization=0.5", "runtime.mode=staged"),
+            ],
+        ),
+        (1, {"runtime": {"executor": "local"}}, "evaluate", ["runtime.samplers.gpus=1"]),
+        (
+            1,
+            {"model": {"engine": "vllm"}, "runtime": {"samplers": {"min": 2, "max": 2}}},
+            "evaluate",
+            ["runtime.samplers.gpus=0.5", "runtime.vllm.gpu_memory_utilization=0.5"],
+        ),
+        (
+            3,
+            {"model": {"engine": "vllm"}, "runtime": {"vllm": {"tensor_parallel_size": 2}}},
+            "study",
+            ["runtime.samplers.gpus=2", *ALL[1:], "runtime.mode=staged"],
+        ),
+        (1, {"model": {"engine": "fake"}}, "evaluate", []),
+        (0, {}, "study", []),
+    ],
+)
+def test_check_gpus_names_the_settings_with_which_unused_gpus_are_used(
+    make_recipe: Make,
+    gpus: int,
+    settings: dict[str, Any],
+    command: str,
+    added: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.setattr(hardware, "version", lambda _: "2.13.0")
+    recipe = make_recipe(**settings)
+    plan = make_plan(recipe)
+    for _ in range(2):  # as for two studies of a sweep
+        check_gpus(PendingRun(recipe, plan, COMMANDS[command].stages(plan)))
+    found = "a GPU" if gpus == 1 else f"{gpus} GPUs"
+    line = f"warning: this machine has {found} that this run does not use; add {' '.join(added)} (docs/running.md)\n"
+    assert capsys.readouterr().err == (line if added else "")
+    # The settings are right: with them, nothing more is said.
+    with_gpus = load_recipe(str(Path(recipe.study.data.path).with_name("recipe.yaml")), added)
+    plan = make_plan(with_gpus)
+    check_gpus(PendingRun(with_gpus, plan, COMMANDS[command].stages(plan)))
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("gpus", "command", "settings", "needed", "lower"),
+    [
+        (
+            1,
+            "study",
+            {"model": {"engine": "vllm"}, "runtime": {"vllm": {"tensor_parallel_size": 2}}},
+            3,
+            "runtime.vllm.tensor_parallel_size",
+        ),
+        (
+            1,
+            "evaluate",
+            {"model": {"engine": "vllm"}, "runtime": {"vllm": {"tensor_parallel_size": 2}}},
+            2,
+            "runtime.vllm.tensor_parallel_size",
+        ),
+        (2, "study", {"runtime": {"trainers": {"workers": 3}}}, 3, "runtime.trainers.workers"),
+        (2, "study", {"runtime": {"samplers": {"min": 2, "max": 2}}}, 3, "runtime.samplers.min"),
+        (1, "evaluate", {"runtime": {"samplers": {"min": 3, "max": 3}}}, 1.5, "runtime.samplers.min"),
+        (
+            2,
+            "study",
+            {"runtime": {"teachers": {"min": 2, "max": 2}, "trainers": {"workers": 3}}},
+            3,
+            "runtime.teachers.min or runtime.trainers.workers",
+        ),
+    ],
+)
+def test_check_gpus_names_what_is_too_high_for_unused_gpus(
+    make_recipe: Make,
+    gpus: int,
+    command: str,
+    settings: dict[str, Any],
+    needed: float,
+    lower: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(hardware, "version", lambda _: "2.13.0")
+    recipe = make_recipe(**settings)
+    plan = make_plan(recipe)
+    check_gpus(PendingRun(recipe, plan, COMMANDS[command].stages(plan)))
+    found = "a GPU" if gpus == 1 else f"{gpus} GPUs"
+    assert capsys.readouterr().err == (
+        f"warning: this machine has {found} that this run does not use; they need {needed} at the same time: lower "
+        f"{lower} (docs/running.md)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("runtime", "settings"),
+    [
+        (
+            {"samplers": {"gpus": 0.5}, "vllm": {"gpu_memory_utilization": 0.4}},
+            "runtime.teachers.gpus=0.5 runtime.trainers.gpus=1 runtime.mode=staged",
+        ),
+        (
+            {"samplers": {"gpus": 0.4}, "mode": "staged", "vllm": {"gpu_memory_utilization": 0.4}},
+            "runtime.teachers.gpus=0.6 runtime.trainers.gpus=1",
+        ),
+        (
+            {"teachers": {"gpus": 0.25}, "mode": "staged", "vllm": {"gpu_memory_utilization": 0.75}},
+            "runtime.samplers.gpus=0.75 runtime.trainers.gpus=1",
+        ),
+        # One process uses it in turn, but an engine keeps its memory.
+        (
+            {"executor": "local", "samplers": {"gpus": 1}, "trainers": {"gpus": 1}},
+            "runtime.teachers.gpus=1 runtime.vllm.gpu_memory_utilization=0.5",
+        ),
+        (
+            {"samplers": {"gpus": 1}, "teachers": {"gpus": 1}, "mode": "staged"},
+            "runtime.samplers.gpus=0.5 runtime.teachers.gpus=0.5 runtime.trainers.gpus=1 "
+            "runtime.vllm.gpu_memory_utilization=0.5",
+        ),
+    ],
+)
+def test_check_gpus_names_only_what_is_missing_to_share_a_gpu(
+    make_recipe: Make,
+    runtime: dict[str, Any],
+    settings: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: 1)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    recipe = make_recipe(model={"engine": "vllm"}, runtime=runtime)
+    plan = make_plan(recipe)
+    check_gpus(PendingRun(recipe, plan, plan.stages))
+    assert capsys.readouterr().err.endswith(f"use GPUs; for GPUs, add {settings}\n")
+
+
+@pytest.mark.parametrize(
+    ("address", "gpus", "runtime", "advice"),
+    [
+        ("10.0.0.1:6379", 0, {}, "add runtime.teachers.gpus=1"),
+        ("local", 8, {}, "add runtime.teachers.gpus=1"),
+        ("local", 3, {}, "add runtime.teachers.gpus=1"),
+        ("local", 2, {}, "add runtime.teachers.gpus=1 runtime.mode=staged"),
+        ("local", 1, {}, "add runtime.samplers.gpus=0.5 runtime.teachers.gpus=0.5 runtime.mode=staged"),
+        ("local", 1, {"executor": "local"}, "add runtime.teachers.gpus=1"),
+        (
+            "local",
+            4,
+            {"samplers": {"min": 4, "max": 4}, "trainers": {"workers": 4}, "mode": "staged"},
+            "they need 5 at the same time: lower runtime.samplers.min",
+        ),
+    ],
+)
+def test_check_gpus_names_a_pool_that_runs_the_model_on_cpus_beside_others(
+    make_recipe: Make,
+    address: str,
+    gpus: int,
+    runtime: dict[str, Any],
+    advice: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    on_gpus = {pool: {**runtime.get(pool, {}), "gpus": 1} for pool in ("samplers", "trainers")}
+    recipe = make_recipe(runtime={**runtime, **on_gpus})
+    plan = make_plan(recipe)
+    for _ in range(2):
+        check_gpus(PendingRun(recipe, plan, plan.stages))
+    assert capsys.readouterr().err == (
+        f"warning: teachers run the model on CPUs, while samplers and trainers use GPUs; for GPUs, {advice}\n"
+    )
+
+
+def test_check_gpus_leaves_those_of_a_cluster_to_it(
+    make_recipe: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: 1)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    recipe = make_recipe()
+    plan = make_plan(recipe)
+    check_gpus(PendingRun(recipe, plan, plan.stages))
+    assert capsys.readouterr().err == ""
+
+
+TOO_FEW = (
+    "warning: this run needs {} GPUs at the same time, this machine has {}; run on a cluster (RAY_ADDRESS), or {}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "runtime", "command", "needed", "remedy"),
+    [
+        (2, {"trainers": {"workers": 4}, "mode": "staged"}, "study", 4, "lower runtime.trainers.workers"),
+        (2, {}, "study", 3, "set runtime.mode=staged"),
+        (2, {"mode": "staged"}, "study", None, ""),
+        (1, {"mode": "staged"}, "sample", 2, "lower runtime.samplers.gpus or runtime.teachers.gpus"),
+        (1, {"samplers": {"gpus": 0.5}, "teachers": {"gpus": 0.5}, "mode": "staged"}, "study", None, ""),
+        (1, {"mode": "staged"}, "evaluate", None, ""),
+        (1, {"mode": "staged"}, "analyze", None, ""),  # it answers and compares one after the other
+        (1, {"executor": "local"}, "study", None, ""),
+    ],
+)
+def test_check_gpus_counts_those_that_are_needed_at_the_same_time(
+    make_recipe: Make,
+    gpus: int,
+    runtime: dict[str, Any],
+    command: str,
+    needed: int | None,
+    remedy: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    on_gpus = {pool: {"gpus": 1} | runtime.get(pool, {}) for pool in ("samplers", "teachers", "trainers")}
+    recipe = make_recipe(analysis={"examples": 3}, runtime=runtime | on_gpus)
+    plan = make_plan(recipe)
+    check_gpus(PendingRun(recipe, plan, COMMANDS[command].stages(plan)))
+    assert capsys.readouterr().err == ("" if needed is None else TOO_FEW.format(needed, gpus, remedy))
+
+
+def test_check_gpus_rejects_an_engine_on_more_gpus_than_a_local_run_has(
+    make_recipe: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: 1)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    runtime = {"executor": "local", "samplers": {"gpus": 2}, "vllm": {"tensor_parallel_size": 2}}
+    recipe = make_recipe(model={"engine": "vllm"}, runtime=runtime)
+    plan = make_plan(recipe)
+    with pytest.raises(UserError) as caught:
+        check_gpus(PendingRun(recipe, plan, plan.stages_for_evaluate()))
+    assert str(caught.value) == (
+        "this run needs 2 GPUs at the same time, this machine has 1; lower runtime.vllm.tensor_parallel_size"
+    )
