@@ -96,24 +96,47 @@ def _check_trainers(spec: ClusterSpec, recipe: Recipe) -> None:
     needed = worker_bytes(study, trainers, parameters) + GPU_RESERVE
     if needed <= memory:
         return
-    workers = math.ceil(zero3_bytes(study, parameters) / (memory - GPU_RESERVE))
     gpu = f"a GPU of {spec.training.node.instance_type} has {memory / 1e9:.0f} GB"
     if trainers.strategy == "torch":
-        more = f" and runtime.trainers.workers to {workers} or more" if trainers.workers < workers else ""
         raise UserError(
             f"{recipe.name}: runtime.trainers.strategy: with torch each worker has the whole model, and needs "
-            f"{needed / 1e9:.0f} GB of GPU memory and activations, but {gpu}; set zero3{_for_zero3(study)}{more}"
+            f"{needed / 1e9:.0f} GB of GPU memory and activations, but {gpu}; "
+            f"{_remedy_of_torch(study, trainers, parameters, memory)}"
         )
     raise UserError(
         f"{recipe.name}: runtime.trainers.workers: {trainers.workers} workers need {needed / 1e9:.0f} GB of GPU memory "
-        f"each and activations, but {gpu}; set {workers} or more"
+        f"each and activations, but {gpu}; set {_zero3_workers(study, parameters, memory)} or more"
     )
 
 
+def _remedy_of_torch(study: Study, trainers: TrainersSection, parameters: float, memory: float) -> str:
+    """What to set so that the workers fit: of the changes that are enough, the one that changes least."""
+    recomputing = trainers.replace(gradient_checkpointing=True)
+    if worker_bytes(study, recomputing, parameters) + GPU_RESERVE <= memory:
+        return "set runtime.trainers.gradient_checkpointing to true"
+    in_bfloat16 = study.replace(model=study.model.replace(dtype="bfloat16"))
+    if study.training.lora is not None and study.training.precision == "bfloat16":
+        for each, also in ((trainers, ""), (recomputing, " and runtime.trainers.gradient_checkpointing to true")):
+            if worker_bytes(in_bfloat16, each, parameters) + GPU_RESERVE <= memory:
+                return f"set model.dtype to bfloat16{also}"
+    workers = _zero3_workers(in_bfloat16 if _zero3_rounds(study) else study, parameters, memory)
+    more = f" and runtime.trainers.workers to {workers} or more" if trainers.workers < workers else ""
+    return f"set zero3{_for_zero3(study)}{more}"
+
+
+def _zero3_workers(study: Study, parameters: float, memory: float) -> int:
+    """How many workers suffice."""
+    return math.ceil(zero3_bytes(study, parameters) / (memory - GPU_RESERVE))
+
+
+def _zero3_rounds(study: Study) -> bool:
+    """Whether zero3 refuses this study, since it would round its float32 weights to bfloat16."""
+    return study.model.dtype == "float32" and study.training.precision == "bfloat16"
+
+
 def _for_zero3(study: Study) -> str:
-    """What else to set for zero3, which rounds no float32 weights to bfloat16."""
-    is_rounded = study.model.dtype == "float32" and study.training.precision == "bfloat16"
-    return " and model.dtype to bfloat16" if is_rounded else ""
+    """What else to set for zero3."""
+    return " and model.dtype to bfloat16" if _zero3_rounds(study) else ""
 
 
 def tight_memory(spec: ClusterSpec, job: JobCommand) -> Iterator[str]:
@@ -218,10 +241,23 @@ def worker_bytes(study: Study, trainers: TrainersSection, parameters: float) -> 
     """What a training worker holds of the model and its training state, at most in any round."""
     if trainers.strategy == "zero3":
         return zero3_bytes(study, parameters) / trainers.workers
-    # Weights are cast where they are used: the copies of all layers stay until the backward pass, those of a layer that
-    # is computed again do not.
-    kept = "float32" if trainers.gradient_checkpointing else study.training.precision
-    return _model_bytes(study, parameters, GPU_BYTES[kept])
+    return _model_bytes(study, parameters, GPU_BYTES["float32"]) + _cast_bytes(study, trainers, parameters)
+
+
+def _cast_bytes(study: Study, trainers: TrainersSection, parameters: float) -> float:
+    """The bfloat16 copies of float32 weights, which autocast makes where they are used.
+
+    Those of all layers stay until the backward pass, those of a layer that is computed again do not. A second view
+    (`method.view`) is a second pass with copies of its own.
+    """
+    if trainers.gradient_checkpointing or study.training.precision != "bfloat16":
+        return 0
+    passes = 2 if study.method.view in ("skip", "cyclic") else 1
+    if study.training.lora is None:
+        cast = parameters
+    else:
+        cast = parameters * _ADAPTER_PERCENT / 100 + (parameters if study.model.dtype == "float32" else 0)
+    return passes * WEIGHT_BYTES["bfloat16"] * cast
 
 
 def zero3_bytes(study: Study, parameters: float) -> float:
@@ -235,7 +271,7 @@ def _model_bytes(study: Study, parameters: float, bytes_per_trained: int) -> flo
     trained = bytes_per_trained * parameters
     if study.training.lora is None:
         return trained + base_copy
-    # As both strategies load them.
+    # As `torch` loads them, and zero3, which takes no study where the two differ (`_zero3_rounds`).
     dtype = study.model.dtype if study.training.precision == "bfloat16" else "float32"
     frozen = WEIGHT_BYTES[dtype] * parameters
     return frozen + trained * _ADAPTER_PERCENT / 100 + base_copy

@@ -31,6 +31,8 @@ ROOT = Path(__file__).parents[3]
 DATA = "data.path=gs://bucket/nq.jsonl.gz"
 EIGHT = "runtime.trainers.workers=8"
 P = KNOWN_MODELS["Mistral-7B-Instruct-v0.3"].parameters
+ADAPTERS = ["training.lora={rank: 16}", "model.dtype=float32"]
+NOT_RECOMPUTED = ["runtime.trainers.strategy=torch", "runtime.trainers.gradient_checkpointing=false"]
 
 
 def test_gpu_bytes_are_those_of_zero3() -> None:
@@ -206,6 +208,38 @@ def test_render_rejects_a_model_that_does_not_fit_with_one_line(words: list[str]
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("billions", "words", "remedy"),
+    [
+        # 36 GB, and 32 without the copies.
+        (2, NOT_RECOMPUTED, "set runtime.trainers.gradient_checkpointing to true"),
+        # 4.8 bytes per parameter, and 2.8.
+        (7.5, ["runtime.trainers.strategy=torch", *ADAPTERS], "set model.dtype to bfloat16"),
+        # 6.9 bytes, 4.8 with recomputation, 2.9 in bfloat16, and 2.8 with both.
+        (6, [*NOT_RECOMPUTED, *ADAPTERS], "set runtime.trainers.gradient_checkpointing to true"),
+        (11, [*NOT_RECOMPUTED, *ADAPTERS], "set model.dtype to bfloat16"),
+        (
+            12,
+            [*NOT_RECOMPUTED, *ADAPTERS],
+            "set model.dtype to bfloat16 and runtime.trainers.gradient_checkpointing to true",
+        ),
+        # zero3 divides 2.9 bytes.
+        (
+            15,
+            [*NOT_RECOMPUTED, *ADAPTERS],
+            "set zero3 and model.dtype to bfloat16 and runtime.trainers.workers to 2 or more",
+        ),
+    ],
+)
+def test_render_names_the_smallest_change_with_which_a_worker_fits(
+    billions: float, words: list[str], remedy: str
+) -> None:
+    spec = load_cluster("gke", [f"model_billions={billions}"])
+    with pytest.raises(UserError, match=r"with torch each worker has the whole model") as caught:
+        render(spec, load_job("nq_mistral_7b", [DATA, "runtime.trainers.workers=1", *words]))
+    assert str(caught.value).endswith(f"has 40 GB; {remedy}")
+
+
 def test_tight_memory_of_workers_that_have_the_whole_model() -> None:
     words = ["training.lora={rank: 16}", "runtime.trainers.strategy=torch", "runtime.trainers.micro_batch_tokens=65536"]
     (line,) = tight_memory(load_cluster("gke"), load_job("nq_mistral_7b", [DATA, EIGHT, *words]))
@@ -246,9 +280,14 @@ def test_memory_table_of_the_documentation_is_computed_as_in_the_code() -> None:
     [
         ([], 18 / 8),
         (["runtime.trainers.strategy=torch"], 16),
-        (["runtime.trainers.strategy=torch", "runtime.trainers.gradient_checkpointing=false"], 18),
+        (NOT_RECOMPUTED, 18),
         (["runtime.trainers.strategy=torch", "training.lora={rank: 16}"], 2 + 0.8),
         (["runtime.trainers.strategy=torch", "training.lora={rank: 16}", "model.dtype=float32"], 4 + 0.8),
+        ([*NOT_RECOMPUTED, "training.lora={rank: 16}"], 2 + 0.8 + 0.1),
+        ([*NOT_RECOMPUTED, "training.lora={rank: 16}", "model.dtype=float32"], 4 + 0.8 + 2.1),
+        ([*NOT_RECOMPUTED, "method={name: seqkd, view: skip}"], 20),  # the view is a second pass
+        ([*NOT_RECOMPUTED, "method={name: seqkd, view: pose}"], 18),
+        ([*NOT_RECOMPUTED, "training.precision=float32"], 16),
     ],
 )
 def test_worker_bytes_of_each_strategy(words: list[str], per_parameter: float) -> None:
