@@ -177,6 +177,6 @@ def _other_linear_layers(lm: PreTrainedModel) -> set[str]:
     return {name for name, module in lm.named_modules() if isinstance(module, nn.Linear) and module not in own}
 
 
-def is_trained_copy(layer: Any) -> bool:
-    """Whether peft trains a layer whole, beside adapters (`modules_to_save`). It computes with its weights."""
-    return isinstance(layer, ModulesToSaveWrapper)
+def trained_layer(layer: Any) -> Any:
+    """The layer itself, or the one of which peft trains a copy beside adapters (`modules_to_save`)."""
+    return layer.original_module if isinstance(layer, ModulesToSaveWrapper) else layer

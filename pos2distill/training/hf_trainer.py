@@ -196,9 +196,10 @@ def _require_plain_head(model: Any) -> None:
     if isinstance(head, nn.Linear):
         return
     # Imported here: only models with adapters need peft.
-    from pos2distill.models.lora import is_trained_copy
+    from pos2distill.models.lora import trained_layer
 
-    if not is_trained_copy(head):
+    head = trained_layer(head)
+    if not isinstance(head, nn.Linear):
         found = f"{type(head).__module__}.{type(head).__name__}"
         raise ValueError(f"the output head is {found}, expected torch.nn.Linear: it takes no adapters here")
 

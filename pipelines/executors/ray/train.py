@@ -32,6 +32,7 @@ from ray.train.v2._internal.execution.context import get_train_context
 from ray.train.v2.api.report_config import CheckpointUploadMode
 
 from pos2distill.errors import UserError
+from pos2distill.faults import is_transient
 from pos2distill.literal_paths import last_part
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.store.checkpoint_layout import STATE_FOLDER
@@ -149,6 +150,9 @@ class RaySession:
         """See `WorkerSession.saved_states`."""
         newest = ray.train.get_checkpoint()
         if newest is None:
+            # Workers that were lost before their first state was listed may have left it.
+            if self.dist.rank == 0:
+                retry_while_unreachable(lambda: RAY_STATES.repair(self.checkpoint), self.warn)
             return
         yield newest
         # Asked for only if the newest one is corrupt. Those on the storage, whether or not they are validated, which
@@ -218,7 +222,11 @@ class RaySession:
         """
         deadline = time.monotonic() + _LISTED_SECONDS
         while not self.listed and time.monotonic() < deadline:
-            self.listed = retry_while_unreachable(lambda: RAY_STATES.is_written(self.checkpoint), self.warn)
+            try:
+                self.listed = RAY_STATES.is_written(self.checkpoint)
+            except Exception as error:  # errors of file systems share no base class
+                if not is_transient(error):
+                    raise
             if not self.listed:
                 time.sleep(_POLL_SECONDS)
 

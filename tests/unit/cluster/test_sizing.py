@@ -357,3 +357,6 @@ def test_torch_keeps_cast_weights_until_the_backward_pass_only_without_checkpoin
         strategy.forward(pack(rows, recipe.study, 0), None)
     linear = sum(weight.numel() for name, weight in strategy.student.lm.named_parameters() if "proj" in name)
     assert kept == (0 if checkpointing else linear)
+    # The cache would hold a copy of every weight, which these hooks do not see.
+    with strategy.autocast:
+        assert not torch.is_autocast_cache_enabled()

@@ -205,6 +205,25 @@ def test_trainer_rejects_adapters_of_the_head(
         PositionDistillTrainer(load_model(model), arguments(), teacher=adapted)
 
 
+def test_trainer_rejects_a_head_that_is_more_than_its_weights_also_where_peft_trains_a_copy(
+    make_recipe: Callable[..., Recipe], arguments: Callable[..., TrainingArguments]
+) -> None:
+    class Scaled(torch.nn.Module):
+        def __init__(self, weight: torch.nn.Parameter) -> None:
+            super().__init__()
+            self.weight = weight
+
+        def forward(self, states: torch.Tensor) -> torch.Tensor:
+            return 3 * (states @ self.weight.T)
+
+    lm = load_model(make_recipe().study.model)
+    lm.set_output_embeddings(Scaled(lm.get_output_embeddings().weight))
+    adapted = get_peft_model(lm, LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"]))
+    for model in (lm, adapted):
+        with pytest.raises(ValueError, match=r"^the output head is \S+Scaled, expected torch.nn.Linear"):
+            PositionDistillTrainer(model, arguments(), method=MethodSection(name="seqkd"))
+
+
 @pytest.mark.parametrize("saved", [None, ["lm_head"]], ids=["adapters", "adapters and a head"])
 def test_trainer_trains_adapters_of_other_layers(
     make_recipe: Callable[..., Recipe], arguments: Callable[..., TrainingArguments], saved: list[str] | None

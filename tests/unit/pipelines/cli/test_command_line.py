@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from pipelines import commands
-from pipelines.cli import command_line
+from pipelines.cli import command_line, recipe_commands
 from pipelines.plan import make_plan
 from pipelines.stages.predictions import prediction_parts, read_predictions
 from pipelines.terminal import summarize_manifest
@@ -90,7 +90,7 @@ def test_cluster_rejects_dry_run_with_a_hint(capsys: pytest.CaptureFixture[str])
 
 
 def test_commands_of_a_recipe_have_functions() -> None:
-    assert commands.COMMANDS.keys() == COMMAND_FACTS.keys()
+    assert commands.COMMANDS.keys() == recipe_commands._HELP.keys() == COMMAND_FACTS.keys()
 
 
 @pytest.mark.parametrize("name", COMMAND_FACTS)

@@ -25,6 +25,7 @@ from pipelines.executors import saved_steps
 from pipelines.executors.ray import actors, data, train
 from pipelines.executors.ray.states import RAY_STATES, arrow_filesystem
 from pipelines.executors.ray.train import RaySession, train_function
+from pipelines.executors.state_list import StateList
 from pipelines.plan import make_plan
 from pos2distill.config import PoolSection, Recipe
 from pos2distill.environment import disable_preemption_watcher
@@ -341,16 +342,51 @@ def test_wait_until_listed_waits_for_the_first_list_alone(
     session.checkpoint.remove(RAY_STATES.folder)
     session.wait_until_listed()
     assert len(waits) == 2
-    # Of one that never comes, Ray Train says why.
-    session.listed = False
-    monkeypatch.setattr("pipelines.executors.ray.train._LISTED_SECONDS", 0.0)
+
+
+@pytest.mark.parametrize("error", [None, ConnectionResetError("reset")])
+def test_wait_until_listed_waits_a_minute_at_most(
+    session: RaySession, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    """Of a list that never comes, Ray Train says why; a storage that is away, the upload waits for."""
+    seconds = [0.0]
+
+    def is_written(*_: Artifact) -> bool:
+        if error is not None:
+            raise error
+        return False
+
+    monkeypatch.setattr(StateList, "is_written", is_written)
+    monkeypatch.setattr("pipelines.executors.ray.train.time.monotonic", lambda: seconds[0])
+    monkeypatch.setattr("pipelines.executors.ray.train.time.sleep", lambda pause: seconds.append(seconds.pop() + pause))
     session.wait_until_listed()
-    assert len(waits) == 2
+    assert seconds == [60.0]
 
 
-def test_saved_states_of_a_new_run_are_none(session: RaySession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_until_listed_raises_what_will_not_pass(session: RaySession, monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_written(*_: Artifact) -> bool:
+        raise PermissionError(13, "denied")
+
+    monkeypatch.setattr(StateList, "is_written", is_written)
+    with pytest.raises(PermissionError, match="denied"):
+        session.wait_until_listed()
+
+
+def test_saved_states_of_a_new_run_are_none(
+    session: RaySession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers may have been lost after they had saved their first state, and before it was listed."""
+    session.checkpoint = Artifact(str(tmp_path), "checkpoint", "f00d")
+    state = Path(session.checkpoint.path) / RAY_STATES.folder / "checkpoint_3"
+    state.mkdir(parents=True)
+    (state / "state.json").write_text('{"files": []}')
     monkeypatch.setattr(ray.train, "get_checkpoint", lambda: None)
+    session.dist = DistContext(1, 2)
     assert not list(session.saved_states())
+    assert state.exists()
+    session.dist = DistContext(0, 2)
+    assert not list(session.saved_states())
+    assert not state.exists()
 
 
 class Outage(pyarrow.fs.FSSpecHandler):  # type: ignore[misc]  # untyped
