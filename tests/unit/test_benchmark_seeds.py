@@ -1,9 +1,12 @@
 """`benchmarks.real.seeds`: changes over seeds, by hand."""
 
+import math
 import re
+from typing import Any
 
 import pytest
 
+from benchmarks.real.combine_seeds import combine
 from benchmarks.real.seeds import compare, main
 from pos2distill.errors import UserError
 from tests.support.predictions import predictions
@@ -24,6 +27,46 @@ def test_compare_has_the_mean_over_seeds_and_each_seed() -> None:
 def test_compare_rejects_an_evaluation_of_other_questions() -> None:
     with pytest.raises(UserError, match="the evaluations have different questions or slots"):
         compare(predictions(3, [[1, 0], [0, 0]]), [predictions(3, [[1, 0]])])
+
+
+def report(task: str, documents: int, base: float, seeds: list[float], margin: float) -> dict[str, Any]:
+    """As `benchmarks.real.seeds` writes it, of one task at one prompt length."""
+
+    def curve(value: float) -> dict[str, Any]:
+        return {"mean": value, "gap_corrected": -value}
+
+    mean = sum(seeds) / len(seeds) - base
+    change = {
+        "documents": documents,
+        "mean_ci95": [mean - margin, mean + margin],
+        "gap_corrected_ci95": [-mean - 2 * margin, -mean + 2 * margin],
+    }
+    compared = {
+        "base": {"curves": [curve(base)]},
+        "distilled": [{"curves": [curve(seed)]} for seed in seeds],
+        "changes": [change],
+    }
+    return {"tasks": {task: compared}}
+
+
+def test_combine_has_both_margins_of_the_seeds_of_all_reports() -> None:
+    """Changes of .1, .3 and .2: a deviation of .1 over seeds, 4.303 of Student's, and weights of two to one."""
+    two, one = report("nq", 5, 0.2, [0.3, 0.5], 0.03), report("nq, other lengths", 5, 0.1, [0.3], 0.06)
+    (row,) = combine([two, one], "nq")
+    assert (row["documents"], row["base"]) == (5, [0.2, 0.1])
+    assert row["mean"]["by_seed"] == pytest.approx([0.1, 0.3, 0.2])
+    assert row["mean"]["change"] == pytest.approx(0.2)
+    over_seeds, over_questions = 4.303 * 0.1 / math.sqrt(3), (2 * 0.03 + 0.06) / 3
+    assert row["mean"]["margin_over_seeds"] == pytest.approx(over_seeds)
+    assert row["mean"]["margin_over_questions"] == pytest.approx(over_questions)
+    margin = math.hypot(over_seeds, over_questions)
+    assert row["mean"]["ci95"] == pytest.approx([0.2 - margin, 0.2 + margin])
+    assert row["gap_corrected"]["change"] == pytest.approx(-0.2)
+    assert row["gap_corrected"]["margin_over_questions"] == pytest.approx(2 * over_questions)
+
+
+def test_combine_leaves_out_lengths_that_a_report_lacks() -> None:
+    assert combine([report("nq", 5, 0, [1, 2], 0.1), report("nq", 10, 0, [1], 0.1)], "nq") == []
 
 
 @pytest.mark.parametrize(

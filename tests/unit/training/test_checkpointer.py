@@ -189,3 +189,24 @@ def test_checkpointer_saves_after_the_log_and_the_second_state_once_the_first_is
     expected = ["flush", "save", "wait", "flush", "save"]
     assert events == (expected if rank == 0 else ["save", "save"])
     saver.close()
+
+
+def test_checkpointer_has_one_checkpoint_on_disk_even_at_a_notice(clock: SimpleNamespace, tmp_path: Path) -> None:
+    session = Session(rank=1, uploads="slowly")
+    saver = make(session, tmp_path)
+    save(saver, 4)
+    waited: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        assert session.saved == [4]
+        assert len(list((tmp_path / "rank-1").iterdir())) == 1
+        session.end_upload()
+
+    clock.time.sleep = sleep
+    save(saver, 5)
+    assert waited
+    assert session.saved == [4, 5]
+    assert len(list((tmp_path / "rank-1").iterdir())) == 1
+    saver.close()
+    assert (tmp_path / "rank-1").exists()  # the upload still reads from it

@@ -348,3 +348,17 @@ def test_check_gpus_rejects_an_engine_on_more_gpus_than_a_local_run_has(
     assert str(caught.value) == (
         "this run needs 2 GPUs at the same time, this machine has 1; lower runtime.vllm.tensor_parallel_size"
     )
+
+
+def test_check_gpus_says_that_torch_was_built_for_cpus(
+    make_recipe: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: 4)
+    monkeypatch.setattr(hardware, "version", lambda _: "2.13.0+cpu")
+    recipe = make_recipe()
+    plan = make_plan(recipe)
+    check_gpus(PendingRun(recipe, plan, plan.stages_for_evaluate()))
+    assert capsys.readouterr().err == (
+        "warning: this machine has 4 GPUs that this run does not use; install the packages for GPUs and add "
+        "runtime.samplers.gpus=1 (docs/running.md)\n"
+    )
