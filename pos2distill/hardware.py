@@ -1,9 +1,10 @@
-"""What this machine's processor can do, and how many CPUs and GPUs it has."""
+"""What this machine's processor can do, how many CPUs and GPUs it has, and how much memory this process has taken."""
 
 import itertools
 import os
 import platform
 import re
+import resource
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,6 +19,9 @@ _VECTOR_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "
 
 _CPU_INFO = Path("/proc/cpuinfo")
 """Linux's description of the processors."""
+
+_OWN_STATUS = Path("/proc/self/status")
+"""Linux's description of this process."""
 
 
 def visible_gpus(devices: Path = Path("/dev")) -> int:
@@ -46,6 +50,19 @@ def torch_has_gpu() -> bool:
 def torch_is_for_cpus() -> bool:
     """Whether torch is the build for CPUs of PyTorch's index; its builds for GPUs have another ending or none."""
     return version("torch").endswith("+cpu")
+
+
+def peak_memory_gib(device: str) -> float:
+    """The most memory that this process has had so far, in GiB: for `cuda` that of its GPU which torch has taken."""
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.max_memory_reserved(device) / 2**30
+    if not _OWN_STATUS.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**30  # on macOS in bytes
+    # On Linux, there a process begins with the peak of the one that started it.
+    status = dict(line.split(":", 1) for line in _OWN_STATUS.read_text(encoding="utf-8").splitlines())
+    return int(status["VmHWM"].split()[0]) / 2**20
 
 
 def local_cpus() -> int:

@@ -31,7 +31,7 @@ from pos2distill.store.files import write_bytes
 from ..plan import Plan, PlannedStudy, TaskPlan
 from ..provenance import Provenance, package_versions, read_provenance
 from ..stages.analyze import ANALYSIS, read_analysis
-from ..stages.distill import has_adapter, read_steps
+from ..stages.distill import PEAK_MEMORY, has_adapter, read_steps
 from ..stages.evaluate import eval_specs
 from ..stages.made_from import is_current
 from ..stages.predictions import read_predictions
@@ -195,6 +195,7 @@ def describe_run(
         description=recipe.description,
         counts=counts,
         seconds=seconds,
+        peak_memory_gib=_peak_memory_gib(stages),
         settings=settings,
         changed_settings=changed_study_settings(recipe),
         command=provenance.command,
@@ -249,6 +250,16 @@ def _counts_and_seconds(stages: Sequence[Stage]) -> tuple[dict[str, dict[str, in
             # Several stages can measure under one name, such as all evaluations, so their times are added.
             seconds[name] = seconds.get(name, 0.0) + value
     return counts, seconds
+
+
+def _peak_memory_gib(stages: Sequence[Stage]) -> dict[str, float]:
+    """What each finished stage recorded of its memory, by its name."""
+    manifests = {stage.name: stage.artifact.manifest() for stage in stages}
+    return {
+        name: manifest.details[PEAK_MEMORY]
+        for name, manifest in manifests.items()
+        if manifest is not None and PEAK_MEMORY in manifest.details
+    }
 
 
 class TaskResults:

@@ -30,6 +30,9 @@ from .prepare import TRAIN, training_examples
 from .resolve import resolve_auto_settings, with_distilled
 from .stage import RunContext, Stage, record_stopped
 
+PEAK_MEMORY = "peak_memory_gib"
+"""Name of the detail in the manifest, see `TrainingOutcome.peak_memory_gib`."""
+
 # Every setting of the method except those of `auto`, which have an influence only through the chosen slot.
 _METHOD = (
     "method.name",
@@ -104,7 +107,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
         raise Stopped(f"stopped after step {trained.outcome.steps}; its checkpoint is kept", 128 + trained.signal)
     if streamed:
         sample.publish(samples, context.runtime, trained.progress)
-    manifest = _publish(stage.artifact, _seconds(start))
+    manifest = _publish(stage.artifact, _seconds(start), trained.outcome.peak_memory_gib)
     # The signal came too late to stop training. This stage is finished, but the next ones must not start.
     if trained.signal:
         raise Stopped("stopped after training", 128 + trained.signal)
@@ -172,10 +175,10 @@ def _train(stage: Stage, context: RunContext, samples: Stage, start: float, *, s
         return _Trained(outcome, signal, coordinator.read())
 
 
-def _publish(checkpoint: Artifact, seconds: dict[str, float]) -> Manifest:
+def _publish(checkpoint: Artifact, seconds: dict[str, float], peak_memory_gib: float) -> Manifest:
     """Publish a checkpoint whose training has ended, and remove its training state."""
     # Training it again gives other weights, which results of the first ones must not be taken for (`made_from`).
-    details = {"id": uuid.uuid4().hex}
+    details = {"id": uuid.uuid4().hex, PEAK_MEMORY: peak_memory_gib}
     manifest = checkpoint.publish(counts=count_rows(checkpoint), seconds=seconds, details=details)
     # After the manifest: until then a killed run resumes from this state.
     checkpoint.remove(STATE_FOLDER)

@@ -58,6 +58,7 @@ class RunDescription:
 
     Attributes:
         counts, seconds: the counts and the duration of each stage, by its name.
+        peak_memory_gib: of each stage that trained, that of the worker which needed most.
         settings: all settings.
         changed_settings: those that differ from their defaults, by dotted name.
         command, made_with, versions: how, where and with which packages the checkpoint was made; without a checkpoint,
@@ -71,6 +72,7 @@ class RunDescription:
     description: str
     counts: Mapping[str, Mapping[str, int]]
     seconds: Mapping[str, float]
+    peak_memory_gib: Mapping[str, float]
     settings: Mapping[str, Any]
     changed_settings: Mapping[str, Any]
     command: str

@@ -116,7 +116,7 @@ def _expected(before: Grid, after: Grid, ranks: Sequence[float]) -> dict[str, An
 
 
 def build_summary(inputs: ReportInputs) -> dict[str, Any]:
-    """Content of `summary.json`: curves, paired differences, counts, seconds."""
+    """Content of `summary.json`: curves, paired differences, counts, seconds, memory."""
     return {
         "name": inputs.run.name,
         "method": inputs.method,
@@ -130,6 +130,7 @@ def build_summary(inputs: ReportInputs) -> dict[str, Any]:
         "search": inputs.run.search,
         "counts": inputs.run.counts,
         "seconds": inputs.run.seconds,
+        "peak_memory_gib": inputs.run.peak_memory_gib,
         "settings": inputs.run.settings,
         "command": inputs.run.command,
         "made_with": inputs.run.made_with,

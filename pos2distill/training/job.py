@@ -13,11 +13,13 @@ class TrainingOutcome:
 
     Attributes:
         finished: all epochs are done; else it stopped on request, with a checkpoint.
+        peak_memory_gib: that of the worker which needed most, since it started (`hardware.peak_memory_gib`).
         warnings: what the user should know of the model, each in one line.
     """
 
     finished: bool
     steps: int
+    peak_memory_gib: float
     warnings: tuple[str, ...] = ()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from pos2distill.config import fingerprint
 from pos2distill.errors import CorruptState, UserError
 from pos2distill.faults import disk_is_full
+from pos2distill.hardware import peak_memory_gib
 from pos2distill.models.files import copy_other_configs
 from pos2distill.models.load import load_prompt_builder, load_tokenizer
 from pos2distill.records import EXAMPLE_SCHEMA, sample_id_array
@@ -67,7 +68,8 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> TrainingOutcome:
                 shutil.rmtree(scratch, ignore_errors=True)
             raise
     checkpointer.close()
-    return TrainingOutcome(finished, progress.step, warnings)
+    memory = max(session.dist.all_gather_object(peak_memory_gib(str(session.device))))
+    return TrainingOutcome(finished, progress.step, memory, warnings)
 
 
 @contextmanager

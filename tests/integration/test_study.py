@@ -47,6 +47,8 @@ def test_run_study_summary_keeps_its_contract(finished: Recipe) -> None:
     assert paired["mean_difference"] == pytest.approx(summary["distilled"]["mean"] - summary["base"]["mean"])
     assert set(summary["other_documents"]) == {"16"}
     assert {"sample", "teacher", "distill", "evaluate"} <= set(summary["seconds"])
+    assert summary["peak_memory_gib"].keys() == {"distill"}
+    assert 0.1 < summary["peak_memory_gib"]["distill"] < 8  # torch, and a model of half a million parameters
     assert summary["fingerprint"] == make_plan(finished).fingerprint
 
 

@@ -1,10 +1,13 @@
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from pos2distill import hardware
 from pos2distill.config.load import load_recipe
-from pos2distill.hardware import cpu_is_faster_in_bfloat16, describe_hardware, visible_gpus
+from pos2distill.hardware import cpu_is_faster_in_bfloat16, describe_hardware, peak_memory_gib, visible_gpus
 
 
 def make_cpu_info(folder: Path, line: str) -> Path:
@@ -72,3 +75,27 @@ def test_visible_gpus_counts_device_files(
     if chosen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
     assert visible_gpus(tmp_path) == expected
+
+
+def test_peak_memory_gib_stays_after_memory_is_freed() -> None:
+    """Of the process itself: it is not that of the process which started it."""
+    code = """
+from pos2distill.hardware import peak_memory_gib
+before = peak_memory_gib("cpu")
+block = b"1" * (300 << 20)
+during = peak_memory_gib("cpu")
+del block
+print(before, during, peak_memory_gib("cpu"))
+"""
+    large = b"1" * (600 << 20)
+    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert len(large) == 600 << 20
+    before, during, after = map(float, output.split())
+    assert before < 0.5
+    assert during - before == pytest.approx(300 / 1024, abs=0.03)
+    assert after == pytest.approx(during, abs=0.03)
+
+
+def test_peak_memory_gib_without_linux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "_OWN_STATUS", tmp_path / "none")
+    assert peak_memory_gib("cpu") > 0

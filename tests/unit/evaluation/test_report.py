@@ -76,6 +76,7 @@ def test_build_summary_keys_and_values(inputs: ReportInputs) -> None:
     assert summary["other_documents"]["5"]["paired"]["mean_difference"] == -0.25
     assert summary["counts"] == {"examples": {"rows": 9, "train_unused": 2}}
     assert summary["seconds"] == {"examples": 0.25}
+    assert summary["peak_memory_gib"] == {"distill": 1.25}
     assert (summary["fingerprint"], summary["dataset"]) == ("0123456789abcdef", "d")
 
 
@@ -116,7 +117,16 @@ def test_chart_library_does_not_end_its_script_element() -> None:
 
 def test_render_report_shows_the_numbers(html: str, inputs: ReportInputs) -> None:
     text = to_text(html)
-    for part in ("0.500 → 0.833", "1.000 → 0.500", "+0.333", "train unused 2", "0.2 s", "torch 2.13.0", "Seed 3"):
+    for part in (
+        "0.500 → 0.833",
+        "1.000 → 0.500",
+        "+0.333",
+        "train unused 2",
+        "0.2 s",
+        "1.2 GiB",
+        "torch 2.13.0",
+        "Seed 3",
+    ):
         assert part in text
     assert verdict(inputs.main) in text
     assert "training.epochs 7" in text
