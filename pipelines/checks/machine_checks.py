@@ -110,13 +110,15 @@ def check_cpus(run: PendingRun) -> None:
     runtime = run.recipe.runtime
     if runtime.executor != "ray" or names_cluster():
         return
-    asked = {pool: runtime.pools[pool].cpus for pool in run.model_pools}
-    needed, cpus = run.needed_at_once(asked, runtime.mode), local_cpus()
-    if needed > cpus:
-        warn(
-            f"this run needs {needed:g} CPUs at the same time ({', '.join(f'runtime.{pool}' for pool in asked)}), Ray "
-            f"has {cpus} on this machine; run on a cluster (RAY_ADDRESS), or lower their processes or cpus"
-        )
+    needed, cpus = run.needed_cpus(runtime), local_cpus()
+    if needed <= cpus:
+        return
+    fits_staged = run.needed_cpus(runtime.replace(mode="staged")) <= cpus
+    remedy = "set runtime.mode=staged" if fits_staged else "lower the actors, workers or cpus under runtime"
+    warn(
+        f"this run needs {needed:g} CPUs at the same time, Ray has {cpus} on this machine; run on a cluster "
+        f"(RAY_ADDRESS), or {remedy}"
+    )
 
 
 def check_space(run: PendingRun) -> None:

@@ -1,9 +1,11 @@
 """What a command is about to do, for the checks before it begins."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pos2distill.config import Recipe, Study
+from pos2distill.config import Recipe, Runtime, Study
+from pos2distill.node_pools import TASK_CPUS
 
 from ..plan import Plan
 from ..stages.stage import Stage
@@ -46,9 +48,7 @@ class PendingRun:
     def model_pools(self) -> list[str]:
         """The sections of `runtime` whose pools run a model here."""
         pools = []
-        if self.study.model.engine in ("vllm", "hf") and any(
-            stage not in self._without_samplers for stage in self.pending
-        ):
+        if self.study.model.engine in ("vllm", "hf") and self.answers:
             pools.append("samplers")
         if self.encodes or self.analyses:
             pools.append("teachers")
@@ -56,22 +56,44 @@ class PendingRun:
             pools.append("trainers")
         return pools
 
-    def needed_at_once(self, amounts: Mapping[str, float], mode: str) -> float:
-        """How much of a resource is needed at the same time by the fewest processes that `runtime` allows.
+    @property
+    def answers(self) -> bool:
+        """Whether samplers answer prompts, whatever their engine."""
+        return any(stage not in self._without_samplers for stage in self.pending)
+
+    def needed_gpus(self, runtime: Runtime) -> float:
+        """The GPUs that the fewest processes which these settings allow need at the same time."""
+        gpus = {pool: runtime.pools[pool].gpus for pool in self.model_pools}
+        # Of processes with more than half of a GPU, none can share one.
+        unshared = {pool: math.ceil(each) if each > 0.5 else 0 for pool, each in gpus.items()}
+        return max(self._needed_at_once(runtime, gpus), self._needed_at_once(runtime, unshared))
+
+    def needed_cpus(self, runtime: Runtime) -> float:
+        """The CPUs that the fewest processes which these settings allow need at the same time."""
+        pools = {*self.model_pools, *(["samplers"] if self.answers else [])}
+        # A task makes the prompts beside the samplers.
+        return self._needed_at_once(
+            runtime,
+            {pool: runtime.pools[pool].cpus for pool in pools},
+            beside_samplers=TASK_CPUS if self.answers else 0,
+        )
+
+    def _needed_at_once(self, runtime: Runtime, amounts: Mapping[str, float], *, beside_samplers: float = 0) -> float:
+        """How much of a resource is needed at the same time.
 
         Args:
             amounts: what one process of a pool needs, by pool; the others need none.
-            mode: as `runtime.mode`.
+            beside_samplers: what else is needed while samplers answer.
         """
-        runtime = self.recipe.runtime
         if runtime.executor == "local":  # one process does one thing after the other
             return max(amounts.values(), default=0)
-        samplers = amounts.get("samplers", 0) * runtime.samplers.min
+        samplers = amounts.get("samplers", 0) * runtime.samplers.min + beside_samplers
         teachers = amounts.get("teachers", 0) * runtime.teachers.min
         trainers = amounts.get("trainers", 0) * runtime.trainers.workers
         sampling = samplers + teachers if self.encodes else samplers
         # An analysis has teachers without samplers.
-        return max(sampling, teachers, trainers + sampling if mode == "streamed" and self.samples else trainers)
+        streamed = runtime.mode == "streamed" and self.samples
+        return max(sampling, teachers, trainers + sampling if streamed else trainers)
 
     @property
     def _without_samplers(self) -> list[Stage]:

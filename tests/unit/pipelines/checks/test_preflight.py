@@ -266,35 +266,42 @@ def test_check_temporary_space(
         assert error.endswith("is written there first; set TMPDIR to a folder on a larger disk\n")
 
 
+STAGED = "set runtime.mode=staged"
+LOWER = "lower the actors, workers or cpus under runtime"
+
+
 @pytest.mark.parametrize(
-    ("address", "runtime", "needed"),
+    ("address", "engine", "runtime", "needed", "remedy"),
     [
-        ("", {"samplers": {"cpus": 4}, "mode": "staged"}, None),
-        ("", {"samplers": {"cpus": 4}}, None),  # 4, and 1 each for the teacher and the trainer
-        ("", {"samplers": {"cpus": 4.5}}, "6.5"),
-        ("", {"samplers": {"cpus": 7}, "mode": "staged"}, "8"),
-        ("", {"trainers": {"workers": 7}, "mode": "staged"}, "7"),
-        ("ADDRESS", {"samplers": {"cpus": 7}}, None),
-        ("", {"samplers": {"cpus": 7}, "executor": "local"}, None),
+        ("", "hf", {"samplers": {"cpus": 4}, "mode": "staged"}, None, ""),
+        ("", "hf", {"samplers": {"cpus": 3.5}}, None, ""),  # 1 each for the teacher and the trainer, .5 for a task
+        ("", "hf", {"samplers": {"cpus": 4}}, "6.5", STAGED),
+        ("", "hf", {"samplers": {"cpus": 7}, "mode": "staged"}, "8.5", LOWER),
+        ("", "hf", {"trainers": {"workers": 6}, "mode": "staged"}, None, ""),
+        ("", "hf", {"trainers": {"workers": 7}, "mode": "staged"}, "7", LOWER),
+        ("", "fake", {"samplers": {"min": 8, "max": 8}, "mode": "staged"}, "9.5", LOWER),
+        ("ADDRESS", "hf", {"samplers": {"cpus": 7}}, None, ""),
+        ("", "hf", {"samplers": {"cpus": 7}, "executor": "local"}, None, ""),
     ],
 )
 def test_check_cpus_warns_of_more_than_ray_has_here(
     make_recipe: Make,
     address: str,
+    engine: str,
     runtime: dict[str, Any],
     needed: str | None,
+    remedy: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    recipe = make_recipe(runtime=runtime)
+    recipe = make_recipe(model={"engine": engine}, runtime=runtime)
     plan = make_plan(recipe)
     machine_checks.check_cpus(PendingRun(recipe, plan, plan.stages))
     line = (
-        f"warning: this run needs {needed} CPUs at the same time (runtime.samplers, runtime.teachers, "
-        f"runtime.trainers), Ray has 6 on this machine; run on a cluster (RAY_ADDRESS), or lower their processes or "
-        f"cpus\n"
+        f"warning: this run needs {needed} CPUs at the same time, Ray has 6 on this machine; run on a cluster "
+        f"(RAY_ADDRESS), or {remedy}\n"
     )
     assert capsys.readouterr().err == ("" if needed is None else line)
 
