@@ -6,7 +6,7 @@ What each of them does is said in `pos2distill.config.commands`.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -50,17 +50,6 @@ from .terminal import (
     print_sweep,
 )
 
-Requirement: TypeAlias = Callable[[Recipe, Sequence[PlannedStudy]], None]
-"""Refuses to run a command while results of other commands are missing."""
-
-
-def _no_requirement(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
-    """What most commands have."""
-
-
-def _all_stages(plan: Plan) -> list[Stage]:
-    return plan.stages
-
 
 @dataclass(frozen=True, slots=True)
 class Command:
@@ -74,7 +63,7 @@ class Command:
 
     stages: StageSelection
     run: Callable[..., object]
-    require: Requirement = _no_requirement
+    require: Callable[[Recipe, Sequence[PlannedStudy]], None] = lambda *_: None
 
 
 def plan_command(recipe: Recipe, command: str) -> list[PlannedStudy]:
@@ -98,12 +87,12 @@ def plan_command(recipe: Recipe, command: str) -> list[PlannedStudy]:
 def run_study(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
     """Run the whole chain, up to the report. Of a sweep, every study, which share what their settings do not change."""
     # All of them first: the last study should not be rejected hours after the first one has started.
-    checked = [_check(planned, _all_stages) for planned in studies]
+    checked = [_check(planned, STUDY) for planned in studies]
     for number, (planned, stages) in enumerate(zip(studies, checked, strict=True), start=1):
         if recipe.sweep:
             print(f"--- study {number} of {len(studies)}{format_settings(planned.settings)}", flush=True)
         with driver_lease(recipe) as lease:
-            _run(planned, _all_stages, stages, lease)
+            _run(planned, STUDY, stages, lease)
             # With the lease: two drivers that write the report's folder at the same time would lose one of them.
             if not recipe.sweep:
                 _report_unless_shown(recipe, planned.plan)
@@ -137,7 +126,7 @@ def run_evaluate(recipe: Recipe, studies: Sequence[PlannedStudy], *, gate: Gate 
         print(f"evaluation.also_evaluate: {names}: evaluated by `study`, not by `evaluate`", flush=True)
     # Before anything runs.
     compared = read_baseline(gate.baseline, plan.study) if gate.baseline else None
-    with _finished_stages(recipe, studies, Plan.stages_for_evaluate), storage_errors(recipe.storage, "runtime.storage"):
+    with _finished_stages(recipe, studies, EVALUATE), storage_errors(recipe.storage, "runtime.storage"):
         evaluations = write_evaluations(recipe, plan)
     inference = recipe.study.inference
     method = "" if inference.method == "none" else f" with {inference.method}"
@@ -157,7 +146,7 @@ def run_evaluate(recipe: Recipe, studies: Sequence[PlannedStudy], *, gate: Gate 
 
 def run_analyze(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
     """Analyze why answers differ by position: of the base model and, once there is a checkpoint, the distilled one."""
-    with _finished_stages(recipe, studies, Plan.stages_for_analyze) as planned:
+    with _finished_stages(recipe, studies, ANALYZE) as planned:
         analyses = read_analyses(planned.plan)
         write_analysis(planned.recipe, analyses)
     for model, analysis in analyses.items():
@@ -182,13 +171,13 @@ def _with_analysis(recipe: Recipe) -> Recipe:
 
 def run_sample(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
     """Make the samples, with what the teacher stores beside them."""
-    with _finished_stages(recipe, studies, Plan.stages_for_sample):
+    with _finished_stages(recipe, studies, SAMPLE):
         pass  # nothing is written beside them
 
 
 def run_distill(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
     """Train the checkpoint from stored samples; in streamed mode, sample what is missing at the same time."""
-    with _finished_stages(recipe, studies, Plan.stages_for_distill, require=_require_samples) as planned:
+    with _finished_stages(recipe, studies, DISTILL) as planned:
         checkpoint = model_url(planned.plan.distill.artifact)
     print_paths(checkpoint=checkpoint)
 
@@ -262,52 +251,50 @@ def command_summary(recipe: Recipe, command: str, studies: Sequence[PlannedStudy
     return result
 
 
+STUDY = Command(lambda plan: plan.stages, run_study)
+EVALUATE = Command(Plan.stages_for_evaluate, run_evaluate)
+ANALYZE = Command(Plan.stages_for_analyze, run_analyze)
+SAMPLE = Command(Plan.stages_for_sample, run_sample)
+DISTILL = Command(Plan.stages_for_distill, run_distill, require=_require_samples)
+REPORT = Command(Plan.reported_stages, run_report, require=_require_results)
+
 COMMANDS = {
-    "study": Command(_all_stages, run_study),
-    "evaluate": Command(Plan.stages_for_evaluate, run_evaluate),
-    "analyze": Command(Plan.stages_for_analyze, run_analyze),
-    "sample": Command(Plan.stages_for_sample, run_sample),
-    "distill": Command(Plan.stages_for_distill, run_distill, require=_require_samples),
-    "report": Command(Plan.reported_stages, run_report, require=_require_results),
+    "study": STUDY,
+    "evaluate": EVALUATE,
+    "analyze": ANALYZE,
+    "sample": SAMPLE,
+    "distill": DISTILL,
+    "report": REPORT,
 }
+"""By their names, see `pos2distill.config.commands`."""
 
 
 @contextmanager
-def _finished_stages(
-    recipe: Recipe,
-    studies: Sequence[PlannedStudy],
-    select: StageSelection,
-    *,
-    require: Requirement = _no_requirement,
-) -> Iterator[PlannedStudy]:
-    """The body runs once the stages of a command for one study are finished, still as the storage's only driver.
-
-    Args:
-        require: the command's requirement, checked once no other driver works in this storage.
-    """
+def _finished_stages(recipe: Recipe, studies: Sequence[PlannedStudy], command: Command) -> Iterator[PlannedStudy]:
+    """The body runs once the stages of a command for one study are finished, still as the storage's only driver."""
     (planned,) = studies
-    checked = _check(planned, select)
+    checked = _check(planned, command)
     with driver_lease(recipe) as lease:
-        require(recipe, studies)
-        _run(planned, select, checked, lease)
+        command.require(recipe, studies)
+        _run(planned, command, checked, lease)
         yield planned
 
 
-def _check(planned: PlannedStudy, select: StageSelection) -> list[Stage]:
+def _check(planned: PlannedStudy, command: Command) -> list[Stage]:
     """Check everything that a command needs before its first stage. Returns its stages."""
-    stages = planned.stages(select)
+    stages = planned.stages(command.stages)
     preflight(planned.recipe, planned.plan, stages)
     return stages
 
 
-def _run(planned: PlannedStudy, select: StageSelection, checked: Sequence[Stage], lease: Lease) -> None:
+def _run(planned: PlannedStudy, command: Command, checked: Sequence[Stage], lease: Lease) -> None:
     """Run the stages of a command that are not finished.
 
     Args:
         checked: what `_check` returned. While this command waited for the lease, the driver that had it may have
             finished a checkpoint, whose stages are checked too.
     """
-    stages = planned.stages(select)
+    stages = planned.stages(command.stages)
     if stages != checked:
         preflight(planned.recipe, planned.plan, stages)
     run_stages(planned.recipe, planned.plan, stages, lease)

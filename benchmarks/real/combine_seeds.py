@@ -16,12 +16,14 @@ Example (from the project's top folder):
 import argparse
 import json
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pos2distill.errors import UserError
 from pos2distill.evaluation.statistics import student_t
 
 HERE = Path(__file__).parent
@@ -42,6 +44,8 @@ def combine(reports: list[dict[str, Any]], task: str) -> list[dict[str, Any]]:
     Args:
         reports: those of `benchmarks.real.seeds`.
         task: the beginning of the names of its tasks: a report may have the prompt lengths of one as several tasks.
+    Raises:
+        UserError: if no prompt length is in all of them, one is twice in a report, or there is one seed in all.
     """
     by_length = [_by_length(report, task) for report in reports]
     rows = []
@@ -54,16 +58,20 @@ def combine(reports: list[dict[str, Any]], task: str) -> list[dict[str, Any]]:
             intervals = [each.change[f"{name}_ci95"] for each in compared]
             row[name] = _over_seeds_and_questions(by_seed, intervals, counts)
         rows.append(row)
+    if not rows:
+        raise UserError(f"--task: {task}: the reports have no prompt length of it in common")
     return rows
 
 
 def _by_length(report: dict[str, Any], task: str) -> dict[int, Compared]:
     """By the number of documents."""
-    found = {}
+    found: dict[int, Compared] = {}
     for name, compared in report["tasks"].items():
         if name.startswith(task):
             for i, change in enumerate(compared["changes"]):
                 distilled = [model["curves"][i] for model in compared["distilled"]]
+                if change["documents"] in found:
+                    raise UserError(f"--task: {task}: a report has {change['documents']} documents twice")
                 found[change["documents"]] = Compared(compared["base"]["curves"][i], distilled, change)
     return found
 
@@ -79,6 +87,8 @@ def _over_seeds_and_questions(
         counts: the number of seeds of each report.
     """
     mean, seeds = float(np.mean(by_seed)), len(by_seed)
+    if seeds < 2:
+        raise UserError("the reports have one seed in all; give another report")
     over_seeds = student_t(seeds - 1) * float(np.std(by_seed, ddof=1)) / math.sqrt(seeds)
     margins = [(high - low) / 2 for low, high in intervals]
     over_questions = float(np.average(margins, weights=counts))
@@ -92,22 +102,39 @@ def _over_seeds_and_questions(
     }
 
 
-def main() -> None:
+def main() -> int:
     """Write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("reports", nargs="+", help="names of reports of benchmarks.real.seeds in this folder")
     parser.add_argument("--task", required=True, help="the beginning of its names in the reports")
     parser.add_argument("--name", required=True, help="of the file")
     arguments = parser.parse_args()
-    reports = [json.loads((HERE / f"{name}.json").read_text()) for name in arguments.reports]
-    rows = combine(reports, arguments.task)
+    try:
+        rows = combine([_read(name) for name in arguments.reports], arguments.task)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     combined = {"reports": arguments.reports, "task": arguments.task, "changes": rows}
     (HERE / f"{arguments.name}.json").write_text(json.dumps(combined, indent=1) + "\n")
     for row in rows:
         for measure in ("mean", "gap_corrected"):
             low, high = row[measure]["ci95"]
             print(f"{row['documents']} documents, {measure}: {row[measure]['change']:+.3f} [{low:+.3f}, {high:+.3f}]")
+    return 0
+
+
+def _read(name: str) -> dict[str, Any]:
+    """A report.
+
+    Raises:
+        UserError: there is none, or it is of another script.
+    """
+    path = HERE / f"{name}.json"
+    report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    if "tasks" not in report:
+        raise UserError(f"{path}: expected a report of benchmarks.real.seeds")
+    return report
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

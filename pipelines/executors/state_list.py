@@ -94,6 +94,22 @@ class StateList:
                 if name not in listed:
                     remove(checkpoint.fs, path)
 
+    def remove_unlisted(self, checkpoint: Artifact, warn: Callable[[str], None]) -> None:
+        """Remove the states of workers that were lost before the first one was listed, while this run goes on.
+
+        Nothing if there is a list: it is that of a run which has taken this storage over.
+
+        Args:
+            warn: called with a line if there were any.
+        """
+        if self.is_written(checkpoint):
+            return
+        paths = self._paths(checkpoint)
+        for path in paths.values():
+            remove(checkpoint.fs, path)
+        if paths:
+            warn("the workers were lost before their first training state was listed; training begins again")
+
     def _reject_lost_list(self, checkpoint: Artifact, paths: Mapping[str, str]) -> None:
         """Reject whole states that a list must have named: nothing else says from which one training continues.
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.real import combine_seeds
 from benchmarks.real.combine_seeds import combine
 from benchmarks.real.seeds import compare, main
 from pos2distill.errors import UserError
@@ -65,8 +66,26 @@ def test_combine_has_both_margins_of_the_seeds_of_all_reports() -> None:
     assert row["gap_corrected"]["margin_over_questions"] == pytest.approx(2 * over_questions)
 
 
-def test_combine_leaves_out_lengths_that_a_report_lacks() -> None:
-    assert combine([report("nq", 5, 0, [1, 2], 0.1), report("nq", 10, 0, [1], 0.1)], "nq") == []
+@pytest.mark.parametrize(
+    ("reports", "message"),
+    [
+        ([report("nq", 5, 0, [1, 2], 0.1), report("nq", 10, 0, [1], 0.1)], "no prompt length of it in common"),
+        ([report("nq", 5, 0, [1], 0.1)], "one seed in all"),
+        ([{"tasks": {f"nq {i}": report("nq", 5, 0, [1, 2], 0.1)["tasks"]["nq"] for i in (1, 2)}}], "5 documents twice"),
+    ],
+)
+def test_combine_rejects_what_it_cannot_combine(reports: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        combine(reports, "nq")
+
+
+def test_combine_seeds_rejects_reports_of_other_scripts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("nope", "nq_smollm2_seed_2"):
+        monkeypatch.setattr("sys.argv", ["combine_seeds", name, "--task", "nq", "--name", "combined"])
+        assert combine_seeds.main() == 2
+        assert capsys.readouterr().err.endswith(f"{name}.json: expected a report of benchmarks.real.seeds\n")
 
 
 @pytest.mark.parametrize(

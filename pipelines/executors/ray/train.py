@@ -150,9 +150,8 @@ class RaySession:
         """See `WorkerSession.saved_states`."""
         newest = ray.train.get_checkpoint()
         if newest is None:
-            # Workers that were lost before their first state was listed may have left it.
             if self.dist.rank == 0:
-                retry_while_unreachable(lambda: RAY_STATES.repair(self.checkpoint), self.warn)
+                retry_while_unreachable(lambda: RAY_STATES.remove_unlisted(self.checkpoint, self.warn), self.warn)
             return
         yield newest
         # Asked for only if the newest one is corrupt. Those on the storage, whether or not they are validated, which

@@ -33,6 +33,7 @@ from pos2distill.errors import MachineError, TransientError, UserError
 from pos2distill.sampling.operators import ActorOperator, TaskOperator
 from pos2distill.store import retry
 from pos2distill.store.artifacts import Artifact
+from pos2distill.store.checkpoint_layout import STEPS_FOLDER
 from pos2distill.store.retry import retry_while_unreachable
 from pos2distill.training.distributed import DistContext
 from tests.support.paths import ODD_NAME
@@ -380,13 +381,27 @@ def test_saved_states_of_a_new_run_are_none(
     state = Path(session.checkpoint.path) / RAY_STATES.folder / "checkpoint_3"
     state.mkdir(parents=True)
     (state / "state.json").write_text('{"files": []}')
+    # As many as a run has that lost its list.
+    (Path(session.checkpoint.path) / STEPS_FOLDER).mkdir()
+    for step in (0, 3):
+        session.checkpoint.write_json(f"{STEPS_FOLDER}/{step:08d}.jsonl", {})
     monkeypatch.setattr(ray.train, "get_checkpoint", lambda: None)
+    warned: list[str] = []
+    session.mailbox = SimpleNamespace(warn=warned.append)  # type: ignore[assignment]
     session.dist = DistContext(1, 2)
     assert not list(session.saved_states())
     assert state.exists()
     session.dist = DistContext(0, 2)
+    # Another run has taken the storage over.
+    listed = f"{RAY_STATES.folder}/{RAY_STATES.file}"
+    session.checkpoint.write_json(listed, {})
     assert not list(session.saved_states())
-    assert not state.exists()
+    assert state.exists()
+    session.checkpoint.remove(listed)
+    for _ in range(2):
+        assert not list(session.saved_states())
+        assert not state.exists()
+    assert warned == ["the workers were lost before their first training state was listed; training begins again"]
 
 
 class Outage(pyarrow.fs.FSSpecHandler):  # type: ignore[misc]  # untyped
