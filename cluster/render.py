@@ -11,7 +11,9 @@ import yaml
 
 from pos2distill.node_pools import POOLS_LABEL, SAMPLING, TRAINING, Pool
 
+from .disk_sizing import OBJECT_STORE_FRACTION, Disks, disk_of, node_disks
 from .entrypoint import job_storage, make_entrypoint
+from .gpu_sizing import check_gpu_memory
 from .job_command import JobCommand
 from .names import (
     ELASTIC_ANNOTATION,
@@ -32,7 +34,6 @@ from .pods import (
     submitter_template,
 )
 from .recipe_file import RecipeFile
-from .sizing import OBJECT_STORE_FRACTION, Disks, check_gpu_memory, disk_of, node_disks
 from .spec import ClusterSpec
 from .types import KubeManifest
 

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 
 from pos2distill.config import Recipe
 
+from .disk_sizing import OBJECT_STORE_FRACTION, Disks, disk_of, hidden_state_bytes, node_disks
+from .gpu_sizing import tight_memory
 from .job_command import JobCommand
 from .names import ENDPOINTS
 from .nodes import quantity_bytes
 from .pods import RAY_SHUTDOWN_SECONDS
 from .recipe_checks import actors_per_node
-from .sizing import OBJECT_STORE_FRACTION, Disks, disk_of, hidden_state_bytes, node_disks, tight_memory
 from .spec import ClusterSpec
 
 # The stores whose credentials are not those of a platform's machines.

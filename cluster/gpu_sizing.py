@@ -1,74 +1,28 @@
-"""The disk and GPU memory that a study needs, from the number of parameters of its model.
+"""The GPU memory that the processes of a study need. Units: bytes, unless a name says otherwise."""
 
-Units: bytes, unless a name says otherwise.
-"""
-
-import json
 import math
-from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePosixPath
-from typing import Any
+from collections.abc import Iterator
 
 from pos2distill.config import Recipe, Study, TrainersSection
 from pos2distill.config.base import WEIGHT_BYTES
-from pos2distill.config.training import STATE_BYTES
 from pos2distill.errors import UserError
 
 from .job_command import JobCommand
 from .known_models import known_model
 from .machines import gpu_memory_gb
-from .nodes import NodeSection, quantity_bytes
+from .model_size import ADAPTER_PERCENT, parameter_count
+from .nodes import NodeSection
 from .spec import ClusterSpec
 
 # Bytes of GPU memory per trained parameter, by training.precision: fp32 weight 4, gradient 4 and two moments 8, and in
 # bfloat16 a copy of the weight that the model computes with.
 GPU_BYTES = {"bfloat16": 18, "float32": 16}
 ENGINE_RESERVE = 1.6e9  # GPU memory that vLLM needs besides weights and cache; an estimate
-OBJECT_STORE_FRACTION = 0.9  # fraction of /dev/shm for Ray's object store; the remainder is for NCCL
 # Further memory on each GPU: gathered weights, recomputed activations, buffers of NCCL and CUDA; an estimate.
 GPU_RESERVE = 6e9
-# Adapters of rank 64 in every linear layer are 2 % of an 8 B model.
-_ADAPTER_PERCENT = 5
-_MAX_HEADER_BYTES = 100 << 20  # largest header of a safetensors file
 
 # Arguments of vLLM that make the weights smaller, or keep a part of them elsewhere.
 _SIZE_ARGUMENTS = ("quantization", "quantization_config", "cpu_offload_gb", "offload_group_size")
-
-Disks = dict[str, dict[str, int]]
-"""For each node group, bytes by what they hold."""
-
-
-def node_disks(spec: ClusterSpec, job: JobCommand | None = None) -> Disks:
-    """For each node group what its pods write besides `scratch`, by what it is.
-
-    A training node downloads the model, and the whole last checkpoint when it resumes; later it has at most one
-    checkpoint that is uploaded, and at the end the trained model. A sampling node has the model, and the trained model
-    of each study of a sweep and each round (`method.rounds`). On a mounted volume all of them are read and written in
-    place.
-
-    Args:
-        job: what the job runs; None: the cluster is for any study of `model_billions` parameters.
-    Raises:
-        UserError: if the number of parameters is neither set nor known; if a pod needs more than `disk`.
-    """
-    disks: Disks = {name: {} for name in spec.groups}
-    storage = job.storage if job is not None else None
-    remote = "://" in (storage or spec.storage.url)
-    if job is not None:
-        studies = [cell.study for cell in job.cells]
-        for name in spec.groups:
-            if name != "data":  # data tasks read config and tokenizer only
-                disks[name] = _largest([_of_study(spec, study, name, len(studies), remote) for study in studies])
-    elif spec.model_billions is not None:
-        whole = round(spec.model_billions * 1e9)
-        for name in spec.groups:
-            if name != "data":
-                trained_model = 2 * whole if remote else 0
-                disks[name] = _parts(name, copy=2 * whole, trained_model=trained_model, state=STATE_BYTES * whole)
-    _check_disk("head", spec.head, {})
-    for name, parts in disks.items():
-        _check_disk(f"{name}.node", spec.groups[name].node, parts)
-    return disks
 
 
 def check_gpu_memory(spec: ClusterSpec, job: JobCommand) -> None:
@@ -92,7 +46,7 @@ def _check_trainers(spec: ClusterSpec, recipe: Recipe) -> None:
     memory = _gpu_memory(spec.training.node)
     if memory is None or not trainers.gpus:
         return
-    parameters = _parameters(spec, study.model.path)
+    parameters = parameter_count(spec, study.model.path)
     needed = worker_bytes(study, trainers, parameters) + GPU_RESERVE
     if needed <= memory:
         return
@@ -147,7 +101,7 @@ def tight_memory(spec: ClusterSpec, job: JobCommand) -> Iterator[str]:
     for cell in job.cells:
         study = cell.study
         activations = _boundary_bytes(spec, study, trainers.micro_batch_tokens)
-        needed = worker_bytes(study, trainers, _parameters(spec, study.model.path)) + activations + GPU_RESERVE
+        needed = worker_bytes(study, trainers, parameter_count(spec, study.model.path)) + activations + GPU_RESERVE
         if activations and needed > memory:
             remedy = "use more workers"
             if trainers.strategy == "torch":
@@ -168,7 +122,7 @@ def _check_samplers(spec: ClusterSpec, recipe: Recipe) -> None:
         return
     if any(name in study.model.engine_args for name in _SIZE_ARGUMENTS):
         return  # how much of the weights a GPU holds is not known here
-    weights = WEIGHT_BYTES[study.model.dtype] * _parameters(spec, study.model.path)
+    weights = WEIGHT_BYTES[study.model.dtype] * parameter_count(spec, study.model.path)
     for name, group in spec.sampling_groups.items():
         memory = _gpu_memory(group.node)
         if memory is None:
@@ -193,7 +147,7 @@ def _check_teachers(spec: ClusterSpec, recipe: Recipe) -> None:
     study = recipe.study
     if not recipe.runtime.teachers.gpus:
         return
-    weights = WEIGHT_BYTES[study.model.dtype] * _parameters(spec, study.model.path)
+    weights = WEIGHT_BYTES[study.model.dtype] * parameter_count(spec, study.model.path)
     for name, group in spec.sampling_groups.items():
         memory = _gpu_memory(group.node)
         if memory is not None and weights + ENGINE_RESERVE > memory:
@@ -205,19 +159,6 @@ def _check_teachers(spec: ClusterSpec, recipe: Recipe) -> None:
                 f"{recipe.name}: runtime.teachers.gpus: the teacher's weights take {weights / 1e9:.0f} GB of one GPU, "
                 f"but a GPU of {name}, {group.node.instance_type}, has {memory / 1e9:.0f} GB; {remedy}"
             )
-
-
-def hidden_state_bytes(spec: ClusterSpec, study: Study) -> float:
-    """The teacher's hidden states of all kept samples, (tokens, width) each; 0 for a model of unknown shape.
-
-    No more of them can be in Ray's object store at a time, whatever part of them is in flight. Prompts and responses
-    are less than a percent of them.
-    """
-    model = known_model(study.model.path)
-    if model is None or spec.model_billions is not None or study.method.teacher != "cached":
-        return 0
-    tokens = study.wanted_samples * study.sampling.max_new_tokens
-    return float(WEIGHT_BYTES[study.model.dtype]) * tokens * model.width
 
 
 def _gpu_memory(node: NodeSection) -> float | None:
@@ -256,7 +197,7 @@ def _cast_bytes(study: Study, trainers: TrainersSection, parameters: float) -> f
     if study.training.lora is None:
         cast = parameters
     else:
-        cast = parameters * _ADAPTER_PERCENT / 100 + (parameters if study.model.dtype == "float32" else 0)
+        cast = parameters * ADAPTER_PERCENT / 100 + (parameters if study.model.dtype == "float32" else 0)
     return passes * WEIGHT_BYTES["bfloat16"] * cast
 
 
@@ -274,98 +215,4 @@ def _model_bytes(study: Study, parameters: float, bytes_per_trained: int) -> flo
     # As `torch` loads them, and zero3, which takes no study where the two differ (`_zero3_rounds`).
     dtype = study.model.dtype if study.training.precision == "bfloat16" else "float32"
     frozen = WEIGHT_BYTES[dtype] * parameters
-    return frozen + trained * _ADAPTER_PERCENT / 100 + base_copy
-
-
-def disk_of(scratch: str, parts: dict[str, int]) -> str:
-    """The disk of a pod as a quantity: `scratch`, and the parts that `node_disks` returns."""
-    return _gibibytes(math.ceil(quantity_bytes(scratch)) + sum(parts.values()))
-
-
-def _gibibytes(size: int) -> str:
-    return f"{-(-size // 2**30)}Gi"  # rounded up
-
-
-def _of_study(spec: ClusterSpec, study: Study, group: str, studies: int, remote: bool) -> dict[str, int]:
-    if not study.has_weights:
-        return {}  # a server has the model
-    parameters = _parameters(spec, study.model.path)
-    weights = WEIGHT_BYTES[study.model.dtype] * parameters
-    trained = parameters if study.training.lora is None else parameters * _ADAPTER_PERCENT // 100
-    if not remote:
-        trained_models = 0  # read and written in place
-    elif group == "training":
-        # Trainers begin a later round with the model of the one before.
-        trained_models = min(study.method.rounds, 2)
-    else:
-        # Samplers generate with the models of all rounds.
-        trained_models = studies * study.method.rounds
-    copy = weights if _is_copied(spec, study.model.path) else 0
-    return _parts(group, copy=copy, trained_model=trained_models * weights, state=STATE_BYTES * trained)
-
-
-def _parts(group: str, *, copy: int, trained_model: int, state: int) -> dict[str, int]:
-    parts = {"model": copy, "trained model": trained_model}
-    if group == "training":
-        # Also with storage on a volume, since workers write a checkpoint to their own disk first.
-        parts["checkpoint"] = state
-    return {name: size for name, size in parts.items() if size}
-
-
-def _is_copied(spec: ClusterSpec, path: str) -> bool:
-    """Whether pods copy a model to their own disk: not from the image, and not from a mounted volume."""
-    if Path(path).is_dir():
-        return False
-    if spec.pods.model_cache and "://" not in path:
-        return False  # it is a model of the hub
-    is_mounted = any(PurePosixPath(path).is_relative_to(mount) for mount in spec.mounts)
-    return not is_mounted
-
-
-def _parameters(spec: ClusterSpec, path: str) -> int:
-    if spec.model_billions is not None:
-        return round(spec.model_billions * 1e9)
-    counted = _count_parameters(Path(path))
-    if counted:
-        return counted
-    model = known_model(path)
-    if model is None:
-        raise UserError(
-            f"model.path: {path}: the size of this model is not known here; set spec.model_billions, the billions of "
-            f"its parameters, from which the disks of the pods are computed"
-        )
-    return model.parameters
-
-
-def _count_parameters(folder: Path) -> int:
-    """Parameters in the safetensors of a local folder, from the headers; 0 without any."""
-    count = 0
-    for file in folder.glob("*.safetensors"):
-        if file.name.startswith("consolidated"):
-            continue  # Mistral's own copy of the same weights
-        with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            try:
-                header: dict[str, Any] = json.loads(opened.read(min(length, _MAX_HEADER_BYTES)))
-            except ValueError:
-                return 0  # no safetensors; the study itself reports what is wrong with the file
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                count += math.prod(tensor["shape"])
-    return count
-
-
-def _largest(choices: Sequence[dict[str, int]]) -> dict[str, int]:
-    return max(choices, key=lambda parts: sum(parts.values()))
-
-
-def _check_disk(section: str, node: NodeSection, parts: dict[str, int]) -> None:
-    needed = disk_of(node.scratch, parts)
-    if node.disk is None or quantity_bytes(needed) <= quantity_bytes(node.disk):
-        return
-    named = [f"scratch {node.scratch}"]
-    named += [f"{name} {_gibibytes(size)}" for name, size in parts.items()]
-    raise UserError(
-        f"{section}.disk: {node.disk}, but a pod writes up to {needed} ({', '.join(named)}); use machines with "
-        f"larger disks"
-    )
+    return frozen + trained * ADAPTER_PERCENT / 100 + base_copy
