@@ -17,8 +17,6 @@ ROOT = Path(__file__).parents[3]
 DATA = "data.path=gs://bucket/nq.jsonl.gz"
 EIGHT = "runtime.trainers.workers=8"
 P = KNOWN_MODELS["Mistral-7B-Instruct-v0.3"].parameters
-ADAPTERS = ["training.lora={rank: 16}", "model.dtype=float32"]
-NOT_RECOMPUTED = ["runtime.trainers.strategy=torch", "runtime.trainers.gradient_checkpointing=false"]
 
 
 @pytest.mark.parametrize("name", recipe_names())

@@ -6,7 +6,6 @@ import pytest
 
 from cluster.gpu_sizing import GPU_BYTES, GPU_RESERVE, tight_memory, worker_bytes, zero3_bytes
 from cluster.job_command import load_job
-from cluster.known_models import KNOWN_MODELS
 from cluster.render import render
 from cluster.spec import load_cluster
 from pos2distill.config import Recipe, Study
@@ -19,7 +18,6 @@ from tests.support.samples import Source
 ROOT = Path(__file__).parents[3]
 DATA = "data.path=gs://bucket/nq.jsonl.gz"
 EIGHT = "runtime.trainers.workers=8"
-P = KNOWN_MODELS["Mistral-7B-Instruct-v0.3"].parameters
 ADAPTERS = ["training.lora={rank: 16}", "model.dtype=float32"]
 NOT_RECOMPUTED = ["runtime.trainers.strategy=torch", "runtime.trainers.gradient_checkpointing=false"]
 
