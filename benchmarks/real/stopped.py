@@ -43,9 +43,9 @@ def finished_by_both(before: pa.Table, after: pa.Table) -> tuple[pa.Table, pa.Ta
 
 
 def lengths(predictions: pa.Table) -> list[int]:
-    """Prompt lengths, in documents."""
+    """Prompt lengths, in documents; without those of prompts that have the gold document alone, or none."""
     values: list[int] = pc.unique(predictions["documents"]).to_pylist()
-    return sorted(values)
+    return sorted(documents for documents in values if documents > 1)
 
 
 def curves(predictions: pa.Table) -> list[dict[str, Any]]:

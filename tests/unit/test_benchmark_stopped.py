@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from benchmarks.real.stopped import compare, finished_by_both
+from benchmarks.real.stopped import compare, finished_by_both, lengths
 from tests.support.predictions import predictions
 
 
@@ -16,3 +16,10 @@ def test_finished_by_both_leaves_out_questions_with_an_unanswered_prompt() -> No
     (row,) = compare(*finished)
     assert (row["documents"], row["mean_difference"]) == (3, 0.25)
     assert finished_by_both(before, pa.concat_tables([after]))[0].num_rows == 6
+
+
+def test_lengths_are_those_at_which_position_can_matter() -> None:
+    """Evaluations also have prompts with the gold document alone, and without documents."""
+    alone, none = predictions(1, [[1], [0]]), predictions(0, [[0], [0]], slots=[[]])
+    table = pa.concat_tables([predictions(3, [[1, 0], [1, 0]]), predictions(5, [[1, 0], [1, 0]]), alone, none])
+    assert lengths(table) == [3, 5]
