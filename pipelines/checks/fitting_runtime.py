@@ -23,15 +23,15 @@ def fitting_runtime(run: PendingRun, pools: Collection[str], gpus: int | None) -
     if gpus is None:
         return runtime
     mode, fitted = runtime.mode, runtime
-    if not fits(run, fitted, gpus):
+    if not _fits(run, fitted, gpus):
         fitted = fitted.replace(mode="staged")
-    if not fits(run, fitted, gpus):
+    if not _fits(run, fitted, gpus):
         fitted = _with_fewer_processes(run, fitted, gpus)
-    if not fits(run, fitted, gpus):
+    if not _fits(run, fitted, gpus):
         fitted = _with_smaller_engines(run, fitted, gpus)
-    if not fits(run, fitted, gpus):
+    if not _fits(run, fitted, gpus):
         fitted = _with_shared_gpu(run.recipe.runtime, fitted)
-    if fits(run, fitted.replace(mode=mode), gpus):
+    if _fits(run, fitted.replace(mode=mode), gpus):
         fitted = fitted.replace(mode=mode)
     return _with_memory_for_all(run, fitted)
 
@@ -50,7 +50,7 @@ def changed_settings(before: Runtime, after: Runtime) -> list[str]:
     return changed
 
 
-def fits(run: PendingRun, runtime: Runtime, gpus: int) -> bool:
+def _fits(run: PendingRun, runtime: Runtime, gpus: int) -> bool:
     """Whether so many GPUs are enough for the run with these settings."""
     return run.needed_gpus(runtime) <= gpus
 
