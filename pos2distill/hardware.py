@@ -5,6 +5,7 @@ import os
 import platform
 import re
 import resource
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -58,11 +59,13 @@ def peak_memory_gib(device: str) -> float:
         import torch
 
         return torch.cuda.max_memory_reserved(device) / 2**30
-    if not _OWN_STATUS.exists():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**30  # on macOS in bytes
-    # On Linux, there a process begins with the peak of the one that started it.
-    status = dict(line.split(":", 1) for line in _OWN_STATUS.read_text(encoding="utf-8").splitlines())
-    return int(status["VmHWM"].split()[0]) / 2**20
+    status = _OWN_STATUS.read_text(encoding="utf-8") if _OWN_STATUS.exists() else ""
+    found = re.search(r"^VmHWM:\s*(\d+) kB$", status, re.MULTILINE)
+    if found is not None:
+        return int(found[1]) / 2**20
+    # On Linux, here a process begins with the peak of the one that started it.
+    bytes_of_unit = 1 if sys.platform == "darwin" else 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * bytes_of_unit / 2**30
 
 
 def local_cpus() -> int:

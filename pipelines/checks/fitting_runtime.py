@@ -1,6 +1,5 @@
 """Settings of `runtime` with which a run fits the GPUs that there are."""
 
-import math
 from collections.abc import Collection
 
 from pos2distill.config import PoolSection, Runtime, TrainersSection
@@ -8,6 +7,7 @@ from pos2distill.config import PoolSection, Runtime, TrainersSection
 from .pending_run import PendingRun
 
 _SECTIONS = ("samplers", "teachers", "trainers", "vllm")
+_LARGEST_PART = 0.75  # of a GPU that one model may have and leave the other enough for its weights; an estimate
 
 
 def fitting_runtime(run: PendingRun, pools: Collection[str], gpus: int | None) -> Runtime:
@@ -30,7 +30,7 @@ def fitting_runtime(run: PendingRun, pools: Collection[str], gpus: int | None) -
     if not _fits(run, fitted, gpus):
         fitted = _with_smaller_engines(run, fitted, gpus)
     if not _fits(run, fitted, gpus):
-        fitted = _with_shared_gpu(run.recipe.runtime, fitted)
+        fitted = _with_shared_gpu(fitted)
     if _fits(run, fitted.replace(mode=mode), gpus):
         fitted = fitted.replace(mode=mode)
     return _with_memory_for_all(run, fitted)
@@ -67,40 +67,41 @@ def _on_gpus(run: PendingRun, pools: Collection[str]) -> Runtime:
 
 
 def _with_fewer_processes(run: PendingRun, runtime: Runtime, gpus: int) -> Runtime:
-    samplers, teachers, trainers = runtime.samplers, runtime.teachers, runtime.trainers
-    beside_samplers = teachers.gpus if run.encodes else 0
-    samplers = samplers.replace(min=_at_most(samplers.min, samplers.gpus, gpus - beside_samplers))
-    beside_teachers = samplers.min * samplers.gpus if run.encodes else 0
-    teachers = teachers.replace(min=_at_most(teachers.min, teachers.gpus, gpus - beside_teachers))
-    trainers = trainers.replace(workers=_at_most(trainers.workers, trainers.gpus, gpus))
-    return runtime.replace(samplers=samplers, teachers=teachers, trainers=trainers)
-
-
-def _at_most(count: int, gpus_of_each: float, gpus: float) -> int:
-    """How many processes have room, at least one."""
-    if not gpus_of_each:
-        return count
-    # Of processes with more than half of a GPU, none can share one.
-    each = 1 if 0.5 < gpus_of_each < 1 else gpus_of_each
-    return max(1, min(count, int(gpus / each)))
+    """Training and sampling with as many processes as have room, at least one of each pool."""
+    fitted = runtime
+    for workers in range(runtime.trainers.workers, 0, -1):
+        fitted = fitted.replace(trainers=runtime.trainers.replace(workers=workers))
+        if run.needed_gpus(fitted, ["trainers"]) <= gpus:
+            break
+    # One teacher keeps up with several samplers.
+    sampling = ["samplers", "teachers"]
+    if run.needed_gpus(fitted, sampling) > gpus and "teachers" in run.model_pools:
+        fitted = fitted.replace(teachers=runtime.teachers.replace(min=1))
+    if "samplers" in run.model_pools:
+        for count in range(runtime.samplers.min, 0, -1):
+            fitted = fitted.replace(samplers=runtime.samplers.replace(min=count))
+            if run.needed_gpus(fitted, sampling) <= gpus:
+                break
+    return fitted
 
 
 def _with_smaller_engines(run: PendingRun, runtime: Runtime, gpus: int) -> Runtime:
-    """Engines with a power of two of GPUs, since vLLM divides the attention heads among them."""
-    room = max(1, int(gpus - (runtime.teachers.gpus if run.encodes else 0)))
-    size = min(runtime.vllm.tensor_parallel_size, 2 ** int(math.log2(room)))
-    if size == runtime.vllm.tensor_parallel_size:
+    """Engines with a divisor of their GPUs, since vLLM divides the attention heads among them."""
+    beside = runtime.teachers.gpus if run.encodes and runtime.executor == "ray" else 0
+    room, size = max(1, int(gpus - beside)), runtime.vllm.tensor_parallel_size
+    smaller = max(each for each in range(1, room + 1) if size % each == 0)
+    if smaller == size:
         return runtime
-    samplers = runtime.samplers.replace(gpus=float(size))
-    return runtime.replace(samplers=samplers, vllm=runtime.vllm.replace(tensor_parallel_size=size))
+    samplers = runtime.samplers.replace(gpus=float(smaller))
+    return runtime.replace(samplers=samplers, vllm=runtime.vllm.replace(tensor_parallel_size=smaller))
 
 
-def _with_shared_gpu(before: Runtime, runtime: Runtime) -> Runtime:
-    """A sampler and a teacher with a part of a GPU each. before: the settings that a user has written."""
-    samplers, teachers = before.samplers.gpus, before.teachers.gpus
-    if 0 < samplers < 1 and not teachers:
+def _with_shared_gpu(runtime: Runtime) -> Runtime:
+    """A sampler and a teacher with a part of a GPU each: the part that one of them has, and the rest."""
+    samplers, teachers = runtime.samplers.gpus, runtime.teachers.gpus
+    if samplers <= _LARGEST_PART and teachers >= 1:
         teachers = 1 - samplers
-    elif 0 < teachers < 1 and not samplers:
+    elif teachers <= _LARGEST_PART and samplers >= 1:
         samplers = 1 - teachers
     else:
         samplers = teachers = 0.5
@@ -111,7 +112,7 @@ def _with_shared_gpu(before: Runtime, runtime: Runtime) -> Runtime:
 
 def _with_memory_for_all(run: PendingRun, runtime: Runtime) -> Runtime:
     """An engine of vLLM takes its part of a GPU's memory when it starts: no more than others leave."""
-    if run.study.model.engine != "vllm" or "samplers" not in run.model_pools:
+    if run.study.model.engine != "vllm" or "samplers" not in run.model_pools or not runtime.samplers.gpus:
         return runtime
     part = min(1.0, runtime.samplers.gpus)
     if runtime.executor == "local":

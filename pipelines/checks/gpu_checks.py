@@ -3,7 +3,6 @@
 from collections.abc import Collection, Sequence
 
 from pos2distill import hardware
-from pos2distill.config import Runtime
 from pos2distill.environment import names_cluster
 from pos2distill.errors import UserError, warn, warn_once
 
@@ -44,14 +43,14 @@ def _warn_of_unused(run: PendingRun, gpus: int) -> None:
     found = "a GPU" if gpus == 1 else f"{gpus} GPUs"
     install = "install the packages for GPUs and " if hardware.torch_is_for_cpus() else ""
     settings = _settings(run, run.model_pools, gpus)
-    warn_once(f"this machine has {found} that this run does not use; {install}add {settings} (docs/running.md)")
+    warn_once(f"this machine has {found} that this run does not use; {install}{settings} (docs/running.md)")
 
 
 def _warn_of_pools_on_cpus(run: PendingRun, on_cpus: Sequence[str], on_gpus: Sequence[str], gpus: int | None) -> None:
     """Print which pools run the model on CPUs while others use GPUs, and with which settings none would."""
     if on_cpus and on_gpus:
         warn_once(
-            f"{' and '.join(on_cpus)} run the model on CPUs, while {' and '.join(on_gpus)} use GPUs; for GPUs, add "
+            f"{' and '.join(on_cpus)} run the model on CPUs, while {' and '.join(on_gpus)} use GPUs; for GPUs, "
             f"{_settings(run, run.model_pools, gpus)}"
         )
 
@@ -66,14 +65,17 @@ def _warn_of_no_gpu(run: PendingRun, pools: Sequence[str]) -> None:
 
 def _warn_of_too_few(run: PendingRun, pools: Collection[str], found: int) -> None:
     runtime = run.recipe.runtime
-    problem = f"this run needs {run.needed_gpus(runtime):g} GPUs at the same time, this machine has {found}"
+    problem = f"this run needs {run.needed_gpus(runtime)} GPUs at the same time, this machine has {found}"
     settings = _settings(run, pools, found)
     if runtime.executor == "local":
-        raise UserError(f"{problem}; add {settings}")
-    warn_once(f"{problem}; run on a cluster (RAY_ADDRESS), or add {settings}")
+        raise UserError(f"{problem}; {settings}")
+    warn_once(f"{problem}; run on a cluster (RAY_ADDRESS), or {settings}")
 
 
 def _settings(run: PendingRun, pools: Collection[str], gpus: int | None) -> str:
-    """The settings to add so that these pools run on so many GPUs; None: as many as they ask for."""
-    runtime: Runtime = run.recipe.runtime
-    return " ".join(changed_settings(runtime, fitting_runtime(run, pools, gpus)))
+    """What to add so that these pools run on so many GPUs; None: as many as they ask for."""
+    before, after = run.recipe.runtime, fitting_runtime(run, pools, gpus)
+    settings = " ".join(changed_settings(before, after))
+    if run.needs_streamed_mode and after.mode != before.mode:
+        return f"run `sample` first, with {settings} for both"
+    return f"add {settings}"

@@ -114,7 +114,11 @@ def check_cpus(run: PendingRun) -> None:
     if needed <= cpus:
         return
     fits_staged = run.needed_cpus(runtime.replace(mode="staged")) <= cpus
-    remedy = "set runtime.mode=staged" if fits_staged else "lower the actors, workers or cpus under runtime"
+    remedy = "lower the actors, workers or cpus under runtime"
+    if fits_staged:
+        remedy = "set runtime.mode=staged"
+        if run.needs_streamed_mode:
+            remedy = "run `sample` first, with runtime.mode=staged for both"
     warn(
         f"this run needs {needed:g} CPUs at the same time, Ray has {cpus} on this machine; run on a cluster "
         f"(RAY_ADDRESS), or {remedy}"

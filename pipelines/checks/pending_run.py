@@ -1,7 +1,7 @@
 """What a command is about to do, for the checks before it begins."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from pos2distill.config import Recipe, Runtime, Study
@@ -61,42 +61,65 @@ class PendingRun:
         """Whether samplers answer prompts, whatever their engine."""
         return any(stage not in self._without_samplers for stage in self.pending)
 
-    def needed_gpus(self, runtime: Runtime) -> float:
-        """The GPUs that the fewest processes which these settings allow need at the same time."""
-        gpus = {pool: runtime.pools[pool].gpus for pool in self.model_pools}
-        # Of processes with more than half of a GPU, none can share one.
-        unshared = {pool: math.ceil(each) if each > 0.5 else 0 for pool, each in gpus.items()}
-        return max(self._needed_at_once(runtime, gpus), self._needed_at_once(runtime, unshared))
+    @property
+    def needs_streamed_mode(self) -> bool:
+        """Whether this is `distill` without samples, which it makes in streamed mode only."""
+        return self.samples and self.trains and self.plan.evaluate_distilled not in self.pending
+
+    def needed_gpus(self, runtime: Runtime, pools: Collection[str] | None = None) -> int:
+        """The GPUs that the fewest processes which these settings allow need at the same time.
+
+        Args:
+            pools: those that count; None: all that run a model.
+        """
+        counted = [pool for pool in self.model_pools if pools is None or pool in pools]
+        needed = 0
+        for group in self._groups(runtime):
+            parts = [runtime.pools[pool].gpus for pool, count in group.items() if pool in counted for _ in range(count)]
+            needed = max(needed, _gpus_for(parts))
+        return needed
 
     def needed_cpus(self, runtime: Runtime) -> float:
         """The CPUs that the fewest processes which these settings allow need at the same time."""
-        pools = {*self.model_pools, *(["samplers"] if self.answers else [])}
-        # A task makes the prompts beside the samplers.
-        return self._needed_at_once(
-            runtime,
-            {pool: runtime.pools[pool].cpus for pool in pools},
-            beside_samplers=TASK_CPUS if self.answers else 0,
-        )
+        # Samplers need CPUs with any engine.
+        counted = [*self.model_pools, *(["samplers"] if self.answers else [])]
+        needed = 0.0
+        for group in self._groups(runtime):
+            cpus = sum(count * runtime.pools[pool].cpus for pool, count in group.items() if pool in counted)
+            # A task makes the prompts beside them.
+            needed = max(needed, cpus + (TASK_CPUS if "samplers" in group and self.answers else 0))
+        return needed
 
-    def _needed_at_once(self, runtime: Runtime, amounts: Mapping[str, float], *, beside_samplers: float = 0) -> float:
-        """How much of a resource is needed at the same time.
-
-        Args:
-            amounts: what one process of a pool needs, by pool; the others need none.
-            beside_samplers: what else is needed while samplers answer.
-        """
+    def _groups(self, runtime: Runtime) -> list[dict[str, int]]:
+        """The pools that run at the same time, and their fewest processes: one group for each kind of work."""
         if runtime.executor == "local":  # one process does one thing after the other
-            return max(amounts.values(), default=0)
-        samplers = amounts.get("samplers", 0) * runtime.samplers.min + beside_samplers
-        teachers = amounts.get("teachers", 0) * runtime.teachers.min
-        trainers = amounts.get("trainers", 0) * runtime.trainers.workers
-        sampling = samplers + teachers if self.encodes else samplers
+            return [{pool: 1} for pool in runtime.pools]
+        sampling = {"samplers": runtime.samplers.min}
+        if self.encodes:
+            sampling["teachers"] = runtime.teachers.min
+        training = {"trainers": runtime.trainers.workers}
+        if runtime.mode == "streamed" and self.samples:
+            training |= sampling
         # An analysis has teachers without samplers.
-        streamed = runtime.mode == "streamed" and self.samples
-        return max(sampling, teachers, trainers + sampling if streamed else trainers)
+        return [sampling, {"teachers": runtime.teachers.min}, training]
 
     @property
     def _without_samplers(self) -> list[Stage]:
         """The stages that read data or train."""
         others = [task.prepare for task in self.plan.other_tasks.values()]
         return [self.plan.prepare, *others, *(each.distill for each in self.plan.rounds)]
+
+
+def _gpus_for(parts: Iterable[float]) -> int:
+    """How many GPUs these processes need; those with a part of one share it where their parts fit, largest first."""
+    whole, left = 0, list[float]()
+    for part in sorted(parts, reverse=True):
+        if part >= 1:
+            whole += math.ceil(part)
+        elif part > 0:
+            place = next((i for i, room in enumerate(left) if part <= room + 1e-9), None)
+            if place is None:
+                left.append(1 - part)
+            else:
+                left[place] -= part
+    return whole + len(left)

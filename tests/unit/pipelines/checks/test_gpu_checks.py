@@ -1,5 +1,7 @@
 """What a run says of the GPUs of this machine before it starts."""
 
+import random
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -312,6 +314,10 @@ TOO_FEW = (
         (1, {"samplers": {"gpus": 0.5}, "teachers": {"gpus": 0.5}, "mode": "staged"}, "study", None, []),
         (2, {"samplers": {"gpus": 0.6, "min": 3, "max": 3}}, "evaluate", 3, ["runtime.samplers.min=2"]),
         (2, {"samplers": {"gpus": 0.5, "min": 3, "max": 3}}, "evaluate", None, []),
+        (2, {"samplers": {"gpus": 0.4, "min": 6, "max": 6}}, "evaluate", 3, ["runtime.samplers.min=4"]),
+        # Only what the command runs.
+        (2, {"samplers": {"min": 3, "max": 3}, "trainers": {"workers": 4}}, "evaluate", 3, ["runtime.samplers.min=2"]),
+        (1, {"samplers": {"gpus": 0.4}, "mode": "staged"}, "sample", 2, ["runtime.teachers.gpus=0.6"]),
         # The pools without GPUs stay so.
         (2, {**ON_CPUS, "trainers": {"workers": 4}, "mode": "staged"}, "study", 4, ["runtime.trainers.workers=2"]),
         (1, {"mode": "staged"}, "evaluate", None, []),
@@ -370,4 +376,103 @@ def test_check_gpus_says_that_torch_was_built_for_cpus(
     assert capsys.readouterr().err == (
         "warning: this machine has 4 GPUs that this run does not use; install the packages for GPUs and add "
         "runtime.samplers.gpus=1 (docs/running.md)\n"
+    )
+
+
+def fit_on(parts: list[float], gpus: int) -> bool:
+    """Whether processes with these parts of a GPU, or whole ones, can be placed: by trying every place."""
+    whole = sum(int(part) for part in parts if part >= 1)
+    rest = sorted((part for part in parts if 0 < part < 1), reverse=True)
+
+    def place(number: int, rooms: tuple[float, ...]) -> bool:
+        if number == len(rest):
+            return True
+        for room in {room for room in rooms if room + 1e-9 >= rest[number]}:
+            left = list(rooms)
+            left.remove(room)
+            if place(number + 1, (*left, room - rest[number])):
+                return True
+        return False
+
+    return whole <= gpus and place(0, (1.0,) * (gpus - whole))
+
+
+def run_fits(run: PendingRun, gpus: int) -> bool:
+    """Whether what runs at the same time fits so many GPUs, each stage by itself."""
+    runtime = run.recipe.runtime
+    parts = {
+        pool: [runtime.pools[pool].gpus] * count if pool in run.model_pools else []
+        for pool, count in (
+            ("samplers", runtime.samplers.min),
+            ("teachers", runtime.teachers.min),
+            ("trainers", runtime.trainers.workers),
+        )
+    }
+    if runtime.executor == "local":
+        return all(fit_on(each[:1], gpus) for each in parts.values())
+    sampling = parts["samplers"] + (parts["teachers"] if run.encodes else [])
+    streamed = runtime.mode == "streamed" and run.samples
+    training = parts["trainers"] + (sampling if streamed else [])
+    return all(fit_on(each, gpus) for each in (sampling, parts["teachers"], training))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_advice_of_check_gpus_can_be_followed(
+    make_recipe: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], seed: int
+) -> None:
+    """Of random settings: with what is advised a recipe loads, fits the GPUs, and changes only pools that it runs."""
+    generator = random.Random(seed)
+    choose = generator.choice
+    advised = 0
+    for _ in range(40):
+        warn_once.cache_clear()
+        engine, gpus, command = choose(["hf", "vllm"]), choose([1, 2, 3, 4, 8]), choose(["study", "evaluate", "sample"])
+        size = choose([1, 2, 3, 4]) if engine == "vllm" else 1
+        part = choose([0.0, float(size), *([0.4, 0.5, 0.6, 0.9] if size == 1 else [])])
+        runtime = {
+            "executor": choose(["ray", "ray", "local"]),
+            "mode": choose(["streamed", "staged"]),
+            "samplers": {"gpus": part, "min": choose([1, 2, 5]), "max": 5},
+            "teachers": {"gpus": choose([0, 0.25, 0.5, 1]), "min": choose([1, 2, 5]), "max": 5},
+            "trainers": {"gpus": choose([0, 1]), "workers": choose([1, 2, 4])},
+            "vllm": {"tensor_parallel_size": size, "gpu_memory_utilization": min(0.9, part or 0.9)},
+        }
+        try:
+            recipe = make_recipe(model={"engine": engine}, method={"name": choose(["r1", "seqkd"])}, runtime=runtime)
+        except UserError:  # several processes of a local run
+            continue
+        monkeypatch.setattr(hardware, "visible_gpus", lambda gpus=gpus: gpus)
+        monkeypatch.setattr("torch.cuda.device_count", lambda gpus=gpus: gpus)
+        plan = make_plan(recipe)
+        run = PendingRun(recipe, plan, COMMANDS[command].stages(plan))
+        try:
+            check_gpus(run)
+            line = capsys.readouterr().err
+        except UserError as error:
+            line = str(error)
+        if not line:
+            assert run_fits(run, gpus), runtime
+            continue
+        advised += 1
+        settings = re.findall(r"runtime\.\S+=\S+", line)
+        changed = {setting.split(".")[1] for setting in settings if not setting.startswith("runtime.mode=")}
+        assert changed <= {*run.model_pools, "vllm"}, (runtime, line)
+        followed = load_recipe(str(Path(recipe.study.data.path).with_name("recipe.yaml")), settings)
+        plan = make_plan(followed)
+        assert run_fits(PendingRun(followed, plan, COMMANDS[command].stages(plan)), gpus), (runtime, line)
+    assert advised > 10
+
+
+def test_check_gpus_of_distill_without_samples_names_the_command_that_makes_them(
+    make_recipe: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In staged mode `distill` makes none."""
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: 2)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    recipe = make_recipe(runtime={pool: {"gpus": 1} for pool in ("samplers", "teachers", "trainers")})
+    plan = make_plan(recipe)
+    check_gpus(PendingRun(recipe, plan, plan.stages_for_distill()))
+    assert capsys.readouterr().err == (
+        "warning: this run needs 3 GPUs at the same time, this machine has 2; run on a cluster (RAY_ADDRESS), or run "
+        "`sample` first, with runtime.mode=staged for both\n"
     )
