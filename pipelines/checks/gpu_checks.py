@@ -57,10 +57,10 @@ def _warn_of_pools_on_cpus(run: PendingRun, on_cpus: Sequence[str], on_gpus: Seq
 
 def _warn_of_no_gpu(run: PendingRun, pools: Sequence[str]) -> None:
     asked = ", ".join(f"runtime.{pool}.gpus" for pool in pools)
-    problem = f"{asked}: this machine has no GPU that torch can use"
+    problem = f"{asked}: this machine has no GPU that torch can use; install torch for GPUs (docs/running.md)"
     if run.recipe.runtime.executor == "local":
-        raise UserError(f"{problem}; set 0, or install torch for GPUs (docs/running.md)")
-    warn(f"{problem}; run on a cluster (RAY_ADDRESS), or set 0")
+        raise UserError(f"{problem}, or set 0")
+    warn(f"{problem}, run on a cluster (RAY_ADDRESS), or set 0")
 
 
 def _warn_of_too_few(run: PendingRun, pools: Collection[str], found: int) -> None:

@@ -120,8 +120,8 @@ def check_cpus(run: PendingRun) -> None:
         if run.needs_streamed_mode:
             remedy = "run `sample` first, with runtime.mode=staged for both"
     warn(
-        f"this run needs {needed:g} CPUs at the same time, Ray has {cpus} on this machine; run on a cluster "
-        f"(RAY_ADDRESS), or {remedy}"
+        f"this run needs {needed:g} CPUs at the same time, Ray is started with {cpus} on this machine; run on a "
+        f"cluster (RAY_ADDRESS), or {remedy}"
     )
 
 

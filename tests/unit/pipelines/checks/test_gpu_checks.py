@@ -64,7 +64,8 @@ def test_check_gpus_warns_of_a_machine_without_any(
     check_gpus(PendingRun(recipe, plan, pending))
     names = ", ".join(f"runtime.{pool}.gpus" for pool in pools)
     expected = (
-        f"warning: {names}: this machine has no GPU that torch can use; run on a cluster (RAY_ADDRESS), or set 0\n"
+        f"warning: {names}: this machine has no GPU that torch can use; install torch for GPUs (docs/running.md), run "
+        f"on a cluster (RAY_ADDRESS), or set 0\n"
     )
     assert capsys.readouterr().err == (expected if pools else "")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
@@ -82,8 +83,8 @@ def test_check_gpus_rejects_a_local_run_on_a_machine_without_any(
     with pytest.raises(UserError) as caught:
         check_gpus(PendingRun(recipe, plan, plan.stages_for_evaluate()))
     assert str(caught.value) == (
-        "runtime.samplers.gpus: this machine has no GPU that torch can use; set 0, or install torch for GPUs "
-        "(docs/running.md)"
+        "runtime.samplers.gpus: this machine has no GPU that torch can use; install torch for GPUs (docs/running.md), "
+        "or set 0"
     )
 
 

@@ -300,8 +300,8 @@ def test_check_cpus_warns_of_more_than_ray_has_here(
     plan = make_plan(recipe)
     machine_checks.check_cpus(PendingRun(recipe, plan, plan.stages))
     line = (
-        f"warning: this run needs {needed} CPUs at the same time, Ray has 6 on this machine; run on a cluster "
-        f"(RAY_ADDRESS), or {remedy}\n"
+        f"warning: this run needs {needed} CPUs at the same time, Ray is started with 6 on this machine; run on a "
+        f"cluster (RAY_ADDRESS), or {remedy}\n"
     )
     assert capsys.readouterr().err == ("" if needed is None else line)
 
