@@ -73,7 +73,7 @@ def _with_fewer_processes(run: PendingRun, runtime: Runtime, gpus: int) -> Runti
         fitted = fitted.replace(trainers=runtime.trainers.replace(workers=workers))
         if run.needed_gpus(fitted, ["trainers"]) <= gpus:
             break
-    # One teacher keeps up with several samplers.
+    # Of teachers first: they pass over an answer once, samplers generate it token by token.
     sampling = ["samplers", "teachers"]
     if run.needed_gpus(fitted, sampling) > gpus and "teachers" in run.model_pools:
         fitted = fitted.replace(teachers=runtime.teachers.replace(min=1))
