@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.real.seeds import provenance
 from benchmarks.real.stopped import open_artifact
 from pipelines.stages.analyze import ANALYSIS, PASSES
 from pos2distill.errors import UserError
@@ -74,7 +75,7 @@ def main() -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    made = json.loads((Path(arguments.distilled) / "provenance.json").read_text())
+    made = provenance(arguments.distilled)
     report = {
         **{field: made[field] for field in ("date", "hardware", "versions", "revision", "command")},
         "changes": rows,

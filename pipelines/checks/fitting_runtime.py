@@ -74,7 +74,7 @@ def _with_fewer_processes(run: PendingRun, runtime: Runtime, gpus: int) -> Runti
         if run.needed_gpus(fitted, ["trainers"]) <= gpus:
             break
     # Of teachers first: they pass over an answer once, samplers generate it token by token.
-    sampling = ["samplers", "teachers"]
+    sampling = runtime.sampling_pools
     if run.needed_gpus(fitted, sampling) > gpus and "teachers" in run.model_pools:
         fitted = fitted.replace(teachers=runtime.teachers.replace(min=1))
     if "samplers" in run.model_pools:

@@ -95,7 +95,7 @@ class StateList:
                     remove(checkpoint.fs, path)
 
     def remove_unlisted(self, checkpoint: Artifact, warn: Callable[[str], None]) -> None:
-        """Remove the states of workers that were lost before the first one was listed, while this run goes on.
+        """Remove the states of workers that were lost before the first one was listed; new workers continue the run.
 
         Nothing if there is a list: it is that of a run which has taken this storage over.
 

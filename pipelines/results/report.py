@@ -3,7 +3,7 @@
 It is not a stage and has no artifact: `report/` shows the study that was reported last (see `folders`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -24,7 +24,7 @@ from pos2distill.evaluation.sweep import CellResult, SweepRow, render_sweep, sum
 from pos2distill.models.files import is_hub_name, read_license
 from pos2distill.models.rope.curves import CONFIG_KEY
 from pos2distill.records import Slots
-from pos2distill.store.artifacts import Artifact
+from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.checkpoint_layout import MODEL_CARD, MODEL_FOLDER, model_url
 from pos2distill.store.files import write_bytes
 
@@ -189,13 +189,15 @@ def describe_run(
     prompt_lengths: Mapping[str, Any],
 ) -> RunDescription:
     """What a page shows of a run besides its results. Args: see `RunDescription`; stages: those that are counted."""
-    counts, seconds = _counts_and_seconds(stages)
+    read = ((stage.name, stage.artifact.manifest()) for stage in stages)
+    manifests = {name: manifest for name, manifest in read if manifest is not None}
+    memory = {name: manifest.details.get(PEAK_MEMORY) for name, manifest in manifests.items()}
     return RunDescription(
         name=recipe.name,
         description=recipe.description,
-        counts=counts,
-        seconds=seconds,
-        peak_memory_gib=_peak_memory_gib(stages),
+        counts={name: manifest.counts for name, manifest in manifests.items()},
+        seconds=_seconds(manifests.values()),
+        peak_memory_gib={name: gib for name, gib in memory.items() if gib is not None},
         settings=settings,
         changed_settings=changed_study_settings(recipe),
         command=provenance.command,
@@ -237,29 +239,14 @@ def is_evaluated(task: TaskPlan) -> bool:
     return is_current(task.evaluate_base) and is_current(task.evaluate_distilled)
 
 
-def _counts_and_seconds(stages: Sequence[Stage]) -> tuple[dict[str, dict[str, int]], dict[str, float]]:
-    """What each finished stage counted, by its name, and the seconds that they measured, by their name."""
-    counts: dict[str, dict[str, int]] = {}
+def _seconds(manifests: Iterable[Manifest]) -> dict[str, float]:
+    """The seconds that the stages measured, by their name."""
     seconds: dict[str, float] = {}
-    for stage in stages:
-        manifest = stage.artifact.manifest()
-        if manifest is None:
-            continue
-        counts[stage.name] = manifest.counts
+    for manifest in manifests:
         for name, value in manifest.seconds.items():
             # Several stages can measure under one name, such as all evaluations, so their times are added.
             seconds[name] = seconds.get(name, 0.0) + value
-    return counts, seconds
-
-
-def _peak_memory_gib(stages: Sequence[Stage]) -> dict[str, float]:
-    """What each finished stage recorded of its memory, by its name."""
-    manifests = {stage.name: stage.artifact.manifest() for stage in stages}
-    return {
-        name: manifest.details[PEAK_MEMORY]
-        for name, manifest in manifests.items()
-        if manifest is not None and PEAK_MEMORY in manifest.details
-    }
+    return seconds
 
 
 class TaskResults:

@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,6 @@ from pos2distill.config.load import load_recipe
 from pos2distill.errors import UserError, warn_once
 
 Make = Callable[..., Recipe]
-
-
-@pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    """Each warning is printed once in a process; here once in a test."""
-    warn_once.cache_clear()
-    yield
-    warn_once.cache_clear()
 
 
 @pytest.mark.parametrize(

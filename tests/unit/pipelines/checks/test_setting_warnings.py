@@ -1,7 +1,7 @@
 """What a run says of its settings before it starts."""
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,6 @@ from pos2distill.training.rows import rows_of_rank
 from tests.support.commands import run_evaluate
 
 Make = Callable[..., Recipe]
-
-
-@pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    """Each warning is printed once in a process; here once in a test."""
-    warn_once.cache_clear()
-    yield
-    warn_once.cache_clear()
 
 
 @pytest.fixture
