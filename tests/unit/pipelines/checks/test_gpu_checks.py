@@ -20,6 +20,12 @@ from pos2distill.errors import UserError, warn_once
 Make = Callable[..., Recipe]
 
 
+def pending_run(recipe: Recipe, command: str = "study") -> PendingRun:
+    """What a command is about to do, with no stage finished."""
+    plan = make_plan(recipe)
+    return PendingRun(recipe, plan, COMMANDS[command].stages(plan))
+
+
 @pytest.mark.parametrize(
     ("address", "settings", "pools"),
     [
@@ -71,9 +77,8 @@ def test_check_gpus_rejects_a_local_run_on_a_machine_without_any(
     """No cluster can have the GPUs, and torch would end the run with a traceback."""
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     recipe = make_recipe(runtime={"executor": "local", "samplers": {"gpus": 1}, "trainers": {"gpus": 1}})
-    plan = make_plan(recipe)
     with pytest.raises(UserError) as caught:
-        check_gpus(PendingRun(recipe, plan, plan.stages_for_evaluate()))
+        check_gpus(pending_run(recipe, "evaluate"))
     assert str(caught.value) == (
         "runtime.samplers.gpus: this machine has no GPU that torch can use; install torch for GPUs (docs/running.md), "
         "or set 0"
@@ -189,16 +194,14 @@ def test_check_gpus_names_the_settings_with_which_unused_gpus_are_used(
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     monkeypatch.setattr(hardware, "version", lambda _: "2.13.0")
     recipe = make_recipe(**settings)
-    plan = make_plan(recipe)
     for _ in range(2):  # as for two studies of a sweep
-        check_gpus(PendingRun(recipe, plan, COMMANDS[command].stages(plan)))
+        check_gpus(pending_run(recipe, command))
     found = "a GPU" if gpus == 1 else f"{gpus} GPUs"
     line = f"warning: this machine has {found} that this run does not use; add {' '.join(added)} (docs/running.md)\n"
     assert capsys.readouterr().err == (line if added else "")
     # The settings are right: with them, nothing more is said.
     with_gpus = load_recipe(str(Path(recipe.study.data.path).with_name("recipe.yaml")), added)
-    plan = make_plan(with_gpus)
-    check_gpus(PendingRun(with_gpus, plan, COMMANDS[command].stages(plan)))
+    check_gpus(pending_run(with_gpus, command))
     assert capsys.readouterr().err == ""
 
 
@@ -234,8 +237,7 @@ def test_check_gpus_names_only_what_is_missing_to_share_a_gpu(
     monkeypatch.setattr(hardware, "visible_gpus", lambda: 1)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     recipe = make_recipe(model={"engine": "vllm"}, runtime=runtime)
-    plan = make_plan(recipe)
-    check_gpus(PendingRun(recipe, plan, plan.stages))
+    check_gpus(pending_run(recipe))
     assert capsys.readouterr().err.endswith(f"use GPUs; for GPUs, add {settings}\n")
 
 
@@ -270,9 +272,8 @@ def test_check_gpus_names_a_pool_that_runs_the_model_on_cpus_beside_others(
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     on_gpus = {pool: {**runtime.get(pool, {}), "gpus": 1} for pool in ("samplers", "trainers")}
     recipe = make_recipe(runtime={**runtime, **on_gpus})
-    plan = make_plan(recipe)
     for _ in range(2):
-        check_gpus(PendingRun(recipe, plan, plan.stages))
+        check_gpus(pending_run(recipe))
     assert capsys.readouterr().err == (
         f"warning: teachers run the model on CPUs, while samplers and trainers use GPUs; for GPUs, {advice}\n"
     )
@@ -284,8 +285,7 @@ def test_check_gpus_leaves_those_of_a_cluster_to_it(
     monkeypatch.setattr(hardware, "visible_gpus", lambda: 1)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     recipe = make_recipe()
-    plan = make_plan(recipe)
-    check_gpus(PendingRun(recipe, plan, plan.stages))
+    check_gpus(pending_run(recipe))
     assert capsys.readouterr().err == ""
 
 
@@ -333,12 +333,10 @@ def test_check_gpus_counts_those_that_are_needed_at_the_same_time(
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     on_gpus = {pool: {"gpus": 1} | runtime.get(pool, {}) for pool in ("samplers", "teachers", "trainers")}
     recipe = make_recipe(analysis={"examples": 3}, runtime=runtime | on_gpus)
-    plan = make_plan(recipe)
-    check_gpus(PendingRun(recipe, plan, COMMANDS[command].stages(plan)))
+    check_gpus(pending_run(recipe, command))
     assert capsys.readouterr().err == ("" if needed is None else TOO_FEW.format(needed, gpus, " ".join(added)))
     with_enough = load_recipe(str(Path(recipe.study.data.path).with_name("recipe.yaml")), added)
-    plan = make_plan(with_enough)
-    run = PendingRun(with_enough, plan, COMMANDS[command].stages(plan))
+    run = pending_run(with_enough, command)
     assert run.needed_gpus(with_enough.runtime) <= gpus
 
 
@@ -349,9 +347,8 @@ def test_check_gpus_rejects_an_engine_on_more_gpus_than_a_local_run_has(
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     runtime = {"executor": "local", "samplers": {"gpus": 2}, "vllm": {"tensor_parallel_size": 2}}
     recipe = make_recipe(model={"engine": "vllm"}, runtime=runtime)
-    plan = make_plan(recipe)
     with pytest.raises(UserError) as caught:
-        check_gpus(PendingRun(recipe, plan, plan.stages_for_evaluate()))
+        check_gpus(pending_run(recipe, "evaluate"))
     assert str(caught.value) == (
         "this run needs 2 GPUs at the same time, this machine has 1; add runtime.samplers.gpus=1 "
         "runtime.vllm.tensor_parallel_size=1"
@@ -364,8 +361,7 @@ def test_check_gpus_says_that_torch_was_built_for_cpus(
     monkeypatch.setattr(hardware, "visible_gpus", lambda: 4)
     monkeypatch.setattr(hardware, "version", lambda _: "2.13.0+cpu")
     recipe = make_recipe()
-    plan = make_plan(recipe)
-    check_gpus(PendingRun(recipe, plan, plan.stages_for_evaluate()))
+    check_gpus(pending_run(recipe, "evaluate"))
     assert capsys.readouterr().err == (
         "warning: this machine has 4 GPUs that this run does not use; install the packages for GPUs and add "
         "runtime.samplers.gpus=1 (docs/running.md)\n"
@@ -436,8 +432,7 @@ def test_advice_of_check_gpus_can_be_followed(
             continue
         monkeypatch.setattr(hardware, "visible_gpus", lambda gpus=gpus: gpus)
         monkeypatch.setattr("torch.cuda.device_count", lambda gpus=gpus: gpus)
-        plan = make_plan(recipe)
-        run = PendingRun(recipe, plan, COMMANDS[command].stages(plan))
+        run = pending_run(recipe, command)
         try:
             check_gpus(run)
             line = capsys.readouterr().err
@@ -451,8 +446,7 @@ def test_advice_of_check_gpus_can_be_followed(
         changed = {setting.split(".")[1] for setting in settings if not setting.startswith("runtime.mode=")}
         assert changed <= {*run.model_pools, "vllm"}, (runtime, line)
         followed = load_recipe(str(Path(recipe.study.data.path).with_name("recipe.yaml")), settings)
-        plan = make_plan(followed)
-        assert run_fits(PendingRun(followed, plan, COMMANDS[command].stages(plan)), gpus), (runtime, line)
+        assert run_fits(pending_run(followed, command), gpus), (runtime, line)
     assert advised > 10
 
 
@@ -463,8 +457,7 @@ def test_check_gpus_of_distill_without_samples_names_the_command_that_makes_them
     monkeypatch.setattr(hardware, "visible_gpus", lambda: 2)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     recipe = make_recipe(runtime={pool: {"gpus": 1} for pool in ("samplers", "teachers", "trainers")})
-    plan = make_plan(recipe)
-    check_gpus(PendingRun(recipe, plan, plan.stages_for_distill()))
+    check_gpus(pending_run(recipe, "distill"))
     assert capsys.readouterr().err == (
         "warning: this run needs 3 GPUs at the same time, this machine has 2; run on a cluster (RAY_ADDRESS), or run "
         "`sample` first, with runtime.mode=staged for both\n"
