@@ -2,12 +2,12 @@
 
 The tables are those of `benchmarks.methods.tables`: `toy`, the built-in toy on transformers in one process; `two_hop`,
 the same for the toy with two hops; `smollm2`, a small real model on vLLM with generated questions; `few_slots`, that
-model with few slots, whose position weights then count; and for one GPU `facts_gpu`, `nq_gpu` and `kv_gpu`, that model
-on three tasks, and `rates_gpu`, learning rates. All variants of a table are evaluated on the same questions at the same
-slots. Where there is randomness (training, search), each seed is its own run, and the interval of the mean covers seeds
-and questions (`estimate`); otherwise it is over questions. Change and time are relative to the base model with the same
-engine and prompt; the time only in tables that are `timed`. The change is paired by question, after the mean over
-seeds, and its interval is over questions.
+model with few slots, whose position weights then count; `rates_cpu`, learning rates of that model; and for one GPU
+`facts_gpu`, `nq_gpu` and `kv_gpu`, that model on three tasks, and `rates_gpu`, learning rates. All variants of a table
+are evaluated on the same questions at the same slots. Where there is randomness (training, search), each seed is its
+own run, and the interval of the mean covers seeds and questions (`estimate`); otherwise it is over questions. Change
+and time are relative to the base model with the same engine and prompt; the time only in tables that are `timed`. The
+change is paired by question, after the mean over seeds, and its interval is over questions.
 Stages run one after the other, so that the cost of a method is the sum of their costs. Writes methods_TABLE.json and
 methods_TABLE.png to this folder; other runs that the report already has are kept. A stopped run continues. Every run
 records the commit and the versions with which its answers were made.

@@ -1,5 +1,6 @@
 """The tables of `benchmarks.methods.methods`: their recipes, common settings and variants."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 SEEDS = (0, 1, 2)
@@ -109,6 +110,7 @@ TWO_HOP_VARIANTS = (
 
 # Also where `auto` would choose float32, so that runs of several machines are of one precision.
 BFLOAT16 = ("model.dtype=bfloat16", "training.precision=bfloat16")
+FLOAT32 = ("model.dtype=float32", "training.precision=float32")
 
 BASE_HF = Variant("base, hf", ("model.engine=hf",), base="base, hf")
 COC = ("data.prompt=coc", "data.metric=em", "evaluation.max_new_tokens=512")
@@ -214,13 +216,30 @@ FACTS_GPU_VARIANTS = (
     trained("sealong", *SEALONG, "sampling.temperature=0.7", SEQKD_RATE),
 )
 
-RATES = ("2e-5", "5e-5", "1e-4", "2e-4")
-RATES_GPU_VARIANTS = (
-    BASE,
-    *(
+
+def by_rate(rates: Mapping[str, Sequence[str]]) -> tuple[Variant, ...]:
+    """Each method with each of its learning rates."""
+    return tuple(
         trained(f"{name}, rate {rate}", f"method.name={name}", f"training.learning_rate={rate}")
-        for name, rates in (("r1", (*RATES, "5e-4")), ("seqkd", RATES), ("sft", RATES))
-        for rate in rates
+        for name, rates_of_method in rates.items()
+        for rate in rates_of_method
+    )
+
+
+RATES = ("2e-5", "5e-5", "1e-4", "2e-4")
+RATES_GPU_VARIANTS = (BASE, *by_rate({"r1": (*RATES, "5e-4"), "seqkd": RATES, "sft": RATES}))
+
+KL_RATES = ("2e-4", "5e-4", "1e-3")
+RATES_CPU_VARIANTS = (
+    BASE,
+    *by_rate(
+        {
+            "r1": KL_RATES,
+            "kl": KL_RATES,
+            "kl+align": KL_RATES,
+            "seqkd": ("1e-4", "2e-4", "5e-4"),
+            "sft": ("5e-5", "1e-4", "2e-4"),
+        }
     ),
 )
 
@@ -282,6 +301,19 @@ TABLES = {
             "runtime.samplers.batch_size=256",
         ),
         RATES_GPU_VARIANTS,
+    ),
+    # The same questions on two cores, at fewer positions and with half the answers.
+    "rates_cpu": Table(
+        "facts_smollm2",
+        (
+            "data.path=runs/facts_rates.jsonl.gz",
+            "data.eval_examples=100",
+            "evaluation.slots=[0, 3, 7]",
+            "evaluation.seed=0",
+            "evaluation.reference_prompts=false",
+            *FLOAT32,
+        ),
+        RATES_CPU_VARIANTS,
     ),
     "nq_gpu": Table(
         "nq_smollm2",
