@@ -75,7 +75,4 @@ def _warn_of_too_few(run: PendingRun, pools: Collection[str], found: int) -> Non
 def _settings(run: PendingRun, pools: Collection[str], gpus: int | None) -> str:
     """What to add so that these pools run on so many GPUs; None: as many as they ask for."""
     before, after = run.recipe.runtime, fitting_runtime(run, pools, gpus)
-    settings = " ".join(changed_settings(before, after))
-    if run.needs_streamed_mode and after.mode != before.mode:
-        return f"run `sample` first, with {settings} for both"
-    return f"add {settings}"
+    return run.advice(changed_settings(before, after))

@@ -113,12 +113,9 @@ def check_cpus(run: PendingRun) -> None:
     needed, cpus = run.needed_cpus(runtime), local_cpus()
     if needed <= cpus:
         return
-    fits_staged = run.needed_cpus(runtime.replace(mode="staged")) <= cpus
     remedy = "lower the actors, workers or cpus under runtime"
-    if fits_staged:
-        remedy = "set runtime.mode=staged"
-        if run.needs_streamed_mode:
-            remedy = "run `sample` first, with runtime.mode=staged for both"
+    if run.needed_cpus(runtime.replace(mode="staged")) <= cpus:
+        remedy = run.advice(["runtime.mode=staged"])
     warn(
         f"this run needs {needed:g} CPUs at the same time, Ray is started with {cpus} on this machine; run on a "
         f"cluster (RAY_ADDRESS), or {remedy}"

@@ -66,6 +66,13 @@ class PendingRun:
         """Whether this is `distill` without samples, which it makes in streamed mode only."""
         return self.samples and self.trains and self.plan.evaluate_distilled not in self.pending
 
+    def advice(self, settings: Collection[str]) -> str:
+        """What the user can do to run with these settings, as the command line takes them."""
+        listed = " ".join(settings)
+        if self.needs_streamed_mode and "runtime.mode=staged" in settings:
+            return f"run `sample` first, with {listed} for both"
+        return f"add {listed}"
+
     def needed_gpus(self, runtime: Runtime, pools: Collection[str] | None = None) -> int:
         """The GPUs that the fewest processes which these settings allow need at the same time.
 

@@ -266,7 +266,7 @@ def test_check_temporary_space(
         assert error.endswith("is written there first; set TMPDIR to a folder on a larger disk\n")
 
 
-STAGED = "set runtime.mode=staged"
+STAGED = "add runtime.mode=staged"
 LOWER = "lower the actors, workers or cpus under runtime"
 
 
