@@ -183,12 +183,12 @@ def run_distill(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
 
 
 def _require_samples(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
-    """Reject `distill` in staged mode without finished samples.
+    """Reject `distill` in staged mode without finished samples, unless it has trained on them already.
 
     Only in streamed mode does it make the missing ones; staged runs may have a single GPU for both.
     """
     (planned,) = studies
-    if recipe.runtime.mode == "staged":
+    if recipe.runtime.mode == "staged" and not is_current(planned.plan.distill):
         _require_finished(recipe, planned.plan, [planned.plan.first_sample])
 
 

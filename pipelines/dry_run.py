@@ -70,7 +70,8 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
         work = work or _work_lines(planned, pending, checked)
         lines.append(f"# study {plan.fingerprint}, storage {planned.recipe.storage}{format_settings(planned.settings)}")
         for stage in stages:
-            state = "to run" if stage in pending else "cached"
+            state = "cached" if stage.artifact.is_finished else "unneeded"  # samples of a finished checkpoint
+            state = "to run" if stage in pending else state
             lines.append(f"#   {state:<8}  {stage.name:<18}  {stage.artifact.url}")
     if facts.reports:
         # `report` always writes the page again, and a sweep does.

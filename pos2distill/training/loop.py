@@ -125,14 +125,15 @@ class Trainer:
             if action is Action.STOP:
                 raise _Stopped
 
-        is_first = True
         batches = self.preparer.prefetch(loader.batches(progress))
         try:
             for prepared in batches:
                 if prepared.micro_batches:
-                    with translate_step_oom_error(self.study, self.trainers, prepared.micro_batches, is_first=is_first):
+                    has_trained = progress.step > 0
+                    with translate_step_oom_error(
+                        self.study, self.trainers, prepared.micro_batches, has_trained=has_trained
+                    ):
                         record = self._step(prepared, progress.step, handle_requests)
-                    is_first = False
                     if log is not None:
                         log(record)
                 # Before requests are handled, so that a checkpoint counts this batch as done.
@@ -156,7 +157,7 @@ class Trainer:
         # The fraction after the step, so that the last step of a run reaches the final rate.
         rate = learning_rate(prepared.batch.fraction, self.study.training)
         norm = self.strategy.step(rate)
-        # The weights are already updated, but the run ends before they can be saved.
+        # The weights may be updated already, but the run ends before they can be saved.
         if not math.isfinite(norm):
             raise UserError("training diverged (its gradient is not finite); lower training.learning_rate")
         return _make_record(step, prepared.batch, computed, norm, rate)

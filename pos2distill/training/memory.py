@@ -10,16 +10,23 @@ from pos2distill.training.micro_batches import MicroBatch
 
 
 @contextmanager
-def translate_model_oom_error(study: Study, trainers: TrainersSection) -> Iterator[None]:
+def translate_model_oom_error(
+    study: Study, trainers: TrainersSection, has_trained: Callable[[], bool]
+) -> Iterator[None]:
     """Turn an out-of-memory error of a GPU while the model and its state are loaded into a UserError.
 
+    Args:
+        has_trained: whether an earlier attempt of this run has trained.
     Raises:
-        UserError: in place of the out-of-memory error; names the settings to change.
+        UserError: in place of the out-of-memory error of a new run, which would fail again after a restart; names the
+            settings to change.
+        MachineError: the same for a run that has trained: fewer workers than before may hold the model now.
     """
 
     def make_error() -> UserError:
         remedies = _join(_remedies_for_model(study, trainers))
-        return UserError(f"training: the memory of a GPU does not hold the model and its optimizer; {remedies}")
+        kind = MachineError if has_trained() else UserError
+        return kind(f"training: the memory of a GPU does not hold the model and its optimizer; {remedies}")
 
     with _translate_oom_error(make_error):
         yield
@@ -27,22 +34,23 @@ def translate_model_oom_error(study: Study, trainers: TrainersSection) -> Iterat
 
 @contextmanager
 def translate_step_oom_error(
-    study: Study, trainers: TrainersSection, micro_batches: Sequence[MicroBatch], *, is_first: bool
+    study: Study, trainers: TrainersSection, micro_batches: Sequence[MicroBatch], *, has_trained: bool
 ) -> Iterator[None]:
     """Turn an out-of-memory error of a GPU in a training step into a UserError.
 
     Args:
-        is_first: whether this is the first step since the process has started.
+        has_trained: whether the run has made a step, in this process or an earlier one.
     Raises:
-        UserError: in place of the out-of-memory error of a first step, which would fail again after a restart; names
-            the settings to change.
-        MachineError: the same for a later step, which may succeed after a restart, as where memory is fragmented.
+        UserError: in place of the out-of-memory error of a run's first step, which would fail again after a restart;
+            names the settings to change.
+        MachineError: the same for a later step, which may succeed after a restart: memory may be fragmented, or divided
+            among fewer workers than before.
     """
 
     def make_error() -> UserError:
         largest = max(sum(micro.batch.packed.query_lengths) for micro in micro_batches)
         remedies = _join([*_remedies_for_pass(trainers, micro_batches), *_remedies_for_model(study, trainers)])
-        kind = UserError if is_first else MachineError
+        kind = MachineError if has_trained else UserError
         return kind(
             f"training: the memory of a GPU does not hold a step, whose largest micro-batch has {largest} tokens; "
             f"{remedies}; the same command continues"

@@ -1,5 +1,6 @@
 """Which stages run again: finished samples of which a part is corrupt, where nothing else makes them."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,8 +64,29 @@ def test_staged_training_never_samples(make_recipe: Make, column: str, capsys: p
     assert counts_of(recipe, "sample") == first
 
 
-def test_a_finished_checkpoint_needs_no_samples(make_recipe: Make) -> None:
-    recipe = make_recipe(runtime={"executor": "local", "mode": "staged"})
+@pytest.mark.parametrize("mode", ["staged", "streamed"])
+def test_a_finished_checkpoint_needs_no_samples(
+    make_recipe: Make, mode: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe(runtime={"executor": "local", "mode": mode})
     run_study(recipe)
     corrupt_a_part(recipe)
     assert sample_state(recipe, "study") == "cached"
+    samples = Path(make_plan(recipe).first_sample.artifact.path)
+    shutil.rmtree(samples)
+    for command, run in (("study", run_study), ("distill", run_distill)):
+        assert sample_state(recipe, command) == "unneeded"
+        assert "# work" not in describe(recipe, command)
+        capsys.readouterr()
+        run(recipe)
+        assert f"{'distill':<18}  cached" in capsys.readouterr().out
+    assert not samples.exists()
+    assert sample_state(recipe, "sample") == "to run"
+
+
+def test_a_study_of_a_sweep_needs_no_samples_of_its_own_once_it_is_finished(make_recipe: Make) -> None:
+    """In the sweep it trains on the samples that a study with a teacher has made, too."""
+    sweep = make_recipe(runtime={"executor": "local", "mode": "staged"}, sweep={"method.name": ["seqkd", "r1"]})
+    run_study(sweep)
+    alone = make_recipe(runtime={"executor": "local", "mode": "staged"}, method={"name": "seqkd"})
+    assert sample_state(alone, "study") == "unneeded"

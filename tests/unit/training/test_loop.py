@@ -512,10 +512,12 @@ def test_trainer_stops_although_the_next_batch_cannot_be_prepared_on_one_rank(
 
     monkeypatch.setattr(BatchPreparer, "prepare", fail_on_one_rank)
 
-    def work_on(dist: DistContext) -> bool:
-        return run_with(source, requests[dist.rank], results[dist.rank], dist, rows=4)
+    def work_on(dist: DistContext) -> tuple[bool, int]:
+        finished = run_with(source, requests[dist.rank], results[dist.rank], dist, rows=4)
+        # One rank's thread still waits in the group of samples; the other group is free.
+        return finished, dist.all_reduce_max(dist.rank)
 
-    assert run_threads(work_on, 2) == [False, False]
+    assert run_threads(work_on, 2) == [(False, 1), (False, 1)]
     assert [each.saved for each in requests] == [[0], [0]]
     assert "the batch after the last step could not be prepared: the storage is gone" in caplog.text
 

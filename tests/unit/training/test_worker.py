@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from pipelines.executors.local import LocalSession
 from pos2distill.config import ModelSection, Recipe
-from pos2distill.errors import CorruptState, UserError
+from pos2distill.errors import CorruptState, MachineError, Stopped, UserError
 from pos2distill.store.artifacts import Artifact
 from pos2distill.training import step_log, worker
 from pos2distill.training.distributed import DistContext
@@ -148,6 +149,43 @@ def test_run_worker_closes_trackers_if_training_cannot_begin(
     with pytest.raises(RuntimeError, match="no room"):
         run_distill(make_recipe(runtime={"executor": "local", "trackers": ["tensorboard"]}))
     assert closed == ["tensorboard"]
+
+
+def test_run_worker_does_not_gather_in_the_group_of_samples_after_a_stop(
+    make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the thread that prepares batches may wait for a rank whose own has failed, for days."""
+    gathered: list[object] = []
+
+    def stop(*_: object) -> bool:
+        gathered.clear()
+        return False
+
+    gather = DistContext.all_gather_object
+    monkeypatch.setattr(worker.Trainer, "train", stop)
+
+    def record(dist: DistContext, value: object) -> list[object]:
+        gathered.append(value)
+        return gather(dist, value)
+
+    monkeypatch.setattr(DistContext, "all_gather_object", record)
+    with pytest.raises(Stopped, match="stopped after step 0"):
+        run_distill(make_recipe(runtime={"executor": "local"}))
+    assert gathered == []
+
+
+@pytest.mark.parametrize("states", [0, 1])
+def test_run_worker_lets_a_run_that_has_trained_be_tried_again_where_memory_is_short(
+    make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch, states: int
+) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(worker, "build_strategy", fail)
+    monkeypatch.setattr(LocalSession, "saved_states", lambda _: iter(["state"] * states))
+    with pytest.raises(UserError, match="does not hold the model") as caught:
+        run_distill(make_recipe(runtime={"executor": "local"}))
+    assert isinstance(caught.value, MachineError) == (states == 1)
 
 
 BASE = ModelSection(path="base")
