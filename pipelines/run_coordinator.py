@@ -126,6 +126,9 @@ class RunCoordinator:
         So little more is sampled than is needed, however many samplers there are and however long it takes until an
         answer is stored. In a run's last batches some samplers wait for the others instead. Samples that are
         returned as needed are under way, so the patience with which others wait begins anew.
+
+        Stored samples are returned as needed: their block is made again after the loss of a node. Its part of the store
+        is named after its samples, and takes the place of the earlier one only if it has the same.
         """
         indices = [self.index_of[sample_id] for sample_id in sample_ids]
         end = self.selection.end
@@ -133,7 +136,7 @@ class RunCoordinator:
         if self.selection.likely_end <= first < end and time.monotonic() - self.last_news < _PATIENCE_SECONDS:
             return None
         self.last_news = time.monotonic()
-        return [index < end for index in indices]
+        return [bool(index < end or self.selection.sampled_N[index]) for index in indices]
 
     def count_step(self, trained: int, steps: int, loss: float) -> None:
         """Count a training step."""

@@ -285,8 +285,9 @@ def publish(stage: Stage, runtime: Runtime, progress: RunProgress | None) -> Man
     absent = len(known.missing)
     if absent:
         raise TransientError(
-            f"{artifact.url}: {sampled} of {sampled + absent} samples are visible from here; run again if parts were "
-            f"quarantined; else runtime.storage must be a folder or URL that all nodes share"
+            f"{artifact.url}: {sampled} of {sampled + absent} samples are visible from here; run the same command "
+            f"again to make the others; if that does not help, runtime.storage must be a folder or URL that all nodes "
+            f"share"
         )
     counts = _count_samples(tally, known)
     _require_usable(artifact, counts, runtime.max_failed_fraction)

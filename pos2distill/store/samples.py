@@ -182,7 +182,7 @@ class SampleStore:
                 continue  # it has been quarantined and reported, and no longer counts
 
     def kept(self, index: StoreIndex) -> Bools:
-        """(N,) bool: which samples are stored and kept. Reads one part at a time.
+        """(N,) bool: which samples are stored and kept. Reads one column of a few parts at a time.
 
         Raises:
             CorruptPart: see `load`.
@@ -194,7 +194,7 @@ class SampleStore:
         return kept
 
     def tally(self, index: StoreIndex) -> Tally:
-        """Count outcomes, finish reasons and thoughts of the stored samples, each once. Reads one part at a time.
+        """Count outcomes, finish reasons and thoughts of the stored samples, each once.
 
         Raises:
             CorruptPart: see `load`.

@@ -41,7 +41,8 @@ class Selection:
     def end(self) -> int:
         """Samples from this index on are not needed: as many as wanted are kept before it. N if there are too few.
 
-        It can only become smaller while more are sampled; once all samples before it are, it is final.
+        It can only become smaller while more are sampled, unless a sample is made again and not kept this time; once
+        all samples before it are sampled, it is final.
         """
         return _end(self.kept_N, self.wanted)
 

@@ -3,12 +3,17 @@
 import time
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from pipelines.run_coordinator import _ACTIVE_SECONDS, _PATIENCE_SECONDS, RunCoordinator, RunProgress
 from pos2distill.errors import MachineError, TransientError, UserError
+from pos2distill.sampling.operators import store_samples
 from tests.support.coordinator_spec import make_spec
+from tests.support.stores import make_samples, open_store
 
 
 def test_run_progress_names_what_has_happened() -> None:
@@ -73,6 +78,31 @@ def test_run_coordinator_takes_the_outcome_of_a_sample_that_is_made_again() -> N
     assert coordinator.claim_needed(["e2"]) == [True]
 
 
+def test_samples_that_are_made_again_replace_the_part_of_the_first_time(tmp_path: Path) -> None:
+    """Although fewer of them are needed by then; otherwise the store would count some of each part."""
+    store = open_store(str(tmp_path))
+    coordinator = RunCoordinator(make_spec("sample", total=2))
+
+    def make(*outcomes: tuple[str, str]) -> None:
+        """Sample a block with these outcomes by id, as far as the coordinator finds it needed."""
+        needed = coordinator.claim_needed([sample_id for sample_id, _ in outcomes])
+        assert needed is not None
+        made = [
+            make_samples(each[0], outcome=each[1])
+            for each, is_needed in zip(outcomes, needed, strict=True)
+            if is_needed
+        ]
+        store_samples(pa.concat_tables(made), store.artifact, coordinator, return_samples=False)
+
+    make(("e1", "kept"), ("e2", "kept"), ("e3", "wrong"))
+    make(("e0", "kept"))
+    assert coordinator.selection.end == 2
+    make(("e1", "wrong"), ("e2", "wrong"), ("e3", "kept"))
+    assert len(store.part_names()) == 2
+    _, kept_N = store.read_kept(coordinator.spec.ids)
+    assert np.flatnonzero(kept_N).tolist() == np.flatnonzero(coordinator.selection.kept_N).tolist() == [0, 3]
+
+
 def test_run_coordinator_knows_which_samples_are_still_needed() -> None:
     """Wanted are 2: with e0 wrong, e1 and e3 are the first kept ones, and e4 is not needed."""
     coordinator = RunCoordinator(make_spec("sample", total=2))
@@ -85,7 +115,7 @@ def test_run_coordinator_knows_which_samples_are_still_needed() -> None:
     coordinator.count_stored(["kept", "kept"], [None, None], ["e1", "e3"])
     assert coordinator.claim_needed(ids) == [True, True, True, False]  # e2 may be kept, but e3 is needed until then
     coordinator.count_stored(["kept"], [None], ["e2"])
-    assert coordinator.claim_needed(ids) == [True, True, False, False]
+    assert coordinator.claim_needed(["e4"]) == [False]
 
 
 def test_run_coordinator_lets_a_batch_begin_when_nothing_is_stored_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
