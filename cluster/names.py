@@ -74,7 +74,7 @@ LOST_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreacha
 LOST_NODE_DEFAULT_SECONDS = 300
 
 TOKEN_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"  # clients look here for a token of the API
-SUBMITTER_MODULE = "pipelines.jobs.submitter"
+SUBMITTER_MODULE = "pipelines.jobs.rayjob_submitter"
 
 # Every rendered object carries this label. Rules of this project apply only to manifests with it.
 PART_OF_LABEL = "app.kubernetes.io/part-of"

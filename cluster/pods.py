@@ -91,7 +91,7 @@ def group_template(spec: ClusterSpec, group: NodeGroup, disk: str, *, evictable:
 def submitter_template(spec: ClusterSpec, entrypoint: str) -> KubeManifest:
     """The pod that submits the job to the head and prints its log. Like the head, it is never evicted.
 
-    KubeRay 1.7 keeps a command that is set here. `pipelines/jobs/submitter.py` says why its own is not used.
+    KubeRay 1.7 keeps a command that is set here. `pipelines/jobs/rayjob_submitter.py` says why its own is not used.
     """
     container = {
         "name": "ray-job-submitter",

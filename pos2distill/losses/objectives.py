@@ -34,11 +34,11 @@ def row_coefficients(method: MethodSection, loss_N: Tensor, reference_N: Tensor,
     """
     real_N = slot_N != PADDING
     loss_M, slot_M = loss_N[real_N], slot_N[real_N]
-    anchor_M = (slot_M == ANCHOR).float()
+    trivial_M, anchor_M = slot_M != ANCHOR, (slot_M == ANCHOR).float()
     if method.weights == "adaptive":
-        weight_M = adaptive_weights(loss_M, reference_N[real_N], slot_M != ANCHOR)
+        weight_M = adaptive_weights(loss_M, reference_N[real_N], trivial_M)
     else:
-        weight_M = position_weights(loss_M, slot_M, anchor=ANCHOR, variant=method.weights)
+        weight_M = position_weights(loss_M, slot_M, trivial_M, variant=method.weights)
     scale = method.k if method.spec.sum_over_k else 1
     # clamp_min, since a batch without anchor rows would give 0 / 0.
     anchors = 1 if method.weights == "official" else anchor_M.sum().clamp_min(1)

@@ -13,7 +13,7 @@ _SMALLEST_EXCESS = 0.01
 
 
 def position_weights(
-    kl_N: Tensor, slot_N: Tensor, *, anchor: int, variant: Literal["paper", "official", "uniform"]
+    kl_N: Tensor, slot_N: Tensor, trivial_N: Tensor, *, variant: Literal["paper", "official", "uniform"]
 ) -> Tensor:
     """Weight each activation KL by how hard its gold slot is.
 
@@ -28,14 +28,15 @@ def position_weights(
     Args:
         kl_N: (N,) nats, the method's KL (the paper's: teacher || student), averaged over response tokens; finite, >= 0.
         slot_N: (N,) int, 0-based slot of the gold document.
-        anchor: the advantageous slot; its rows get 0, since lambda weighs them instead.
+        trivial_N: (N,) bool; anchor rows get 0, since lambda weighs them instead.
         variant: which of the three above.
     Returns: (N,) float32, detached.
     Raises: ValueError naming the shapes, or the rows, at fault.
     """
-    if kl_N.ndim != 1 or kl_N.shape != slot_N.shape:
-        raise ValueError(f"expected two tensors of shape (N,), got kl {tuple(kl_N.shape)}, slot {tuple(slot_N.shape)}")
-    kl_N, trivial_N = kl_N.detach().float(), slot_N != anchor
+    if kl_N.ndim != 1 or not kl_N.shape == slot_N.shape == trivial_N.shape:
+        shapes = ", ".join(str(tuple(each.shape)) for each in (kl_N, slot_N, trivial_N))
+        raise ValueError(f"expected three tensors of shape (N,), got {shapes}")
+    kl_N = kl_N.detach().float()
     bad = (~torch.isfinite(kl_N) | (kl_N < 0)).nonzero().flatten().tolist()[:5]
     if bad:
         raise ValueError(f"KL must be finite and >= 0: rows {bad} are {kl_N[bad].tolist()}")

@@ -241,7 +241,7 @@ def test_submitter_ends_with_a_job_that_stops_itself_after_a_user_error(head: He
         RAY_JOB_SUBMISSION_ID="rayjob-x7k2p",
     )
     done = subprocess.run(
-        [sys.executable, "-m", "pipelines.jobs.submitter", entrypoint],
+        [sys.executable, "-m", "pipelines.jobs.rayjob_submitter", entrypoint],
         cwd=PROJECT,
         env=environment,
         capture_output=True,

@@ -235,8 +235,8 @@ def test_submitter_template_is_not_evicted() -> None:
     pod = job["submitterPodTemplate"]
     assert job["submitterConfig"] == {"backoffLimit": 6}
     (container,) = pod["spec"]["containers"]
-    assert container["command"] == ["python", "-m", "pipelines.jobs.submitter", job["entrypoint"]]
-    assert importlib.util.find_spec("pipelines.jobs.submitter")
+    assert container["command"] == ["python", "-m", "pipelines.jobs.rayjob_submitter", job["entrypoint"]]
+    assert importlib.util.find_spec("pipelines.jobs.rayjob_submitter")
     assert pod["metadata"]["annotations"] == {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
     assert "DoesNotExist" in str(pod["spec"]["affinity"])
     assert pod["spec"]["priorityClassName"] == "research"

@@ -17,21 +17,21 @@ SHARE = math.exp(0.15) / (math.exp(0.15) + math.exp(0.40))
 def test_position_weights_of_the_paper_by_hand() -> None:
     assert pytest.approx(0.4378235, abs=1e-7) == SHARE
     expected = [SHARE, SHARE / 2, 1 - SHARE, 0.0]
-    assert position_weights(KL, SLOT, anchor=0, variant="paper").tolist() == pytest.approx(expected, abs=1e-6)
+    assert position_weights(KL, SLOT, SLOT != 0, variant="paper").tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_position_weights_official_multiply_by_slots_over_rows() -> None:
     # 2 slots present; 2 rows at slot 3, 1 at slot 7.
     expected = [SHARE, SHARE / 2, 2 * (1 - SHARE), 0.0]
-    assert position_weights(KL, SLOT, anchor=0, variant="official").tolist() == pytest.approx(expected, abs=1e-6)
+    assert position_weights(KL, SLOT, SLOT != 0, variant="official").tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_position_weights_uniform_are_one_over_the_trivial_rows() -> None:
-    assert position_weights(KL, SLOT, anchor=0, variant="uniform").tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
+    assert position_weights(KL, SLOT, SLOT != 0, variant="uniform").tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
 
 
-def test_position_weights_accept_any_slot_as_anchor() -> None:
-    weights = position_weights(KL, SLOT, anchor=3, variant="paper")
+def test_position_weights_accept_anchors_at_any_slot() -> None:
+    weights = position_weights(KL, SLOT, SLOT != 3, variant="paper")
     fraction = math.exp(0.4) / (math.exp(0.4) + math.exp(0.05))
     assert weights.tolist() == pytest.approx([0, 0, fraction, 1 - fraction], abs=1e-6)
 
@@ -57,7 +57,8 @@ rows = st.lists(st.tuples(st.one_of(st.just(0.0), st.floats(1e-6, 20)), st.integ
 def test_position_weights_equal_the_formula_in_plain_python(rows: list[tuple[float, int]]) -> None:
     kl, slot = map(list, zip(*rows, strict=True))
     kl = torch.tensor(kl).tolist()  # as float32
-    ours = position_weights(torch.tensor(kl), torch.tensor(slot), anchor=0, variant="paper")
+    slot_N = torch.tensor(slot)
+    ours = position_weights(torch.tensor(kl), slot_N, slot_N != 0, variant="paper")
     assert ours.tolist() == pytest.approx(naive_weights(kl, slot, 0), rel=1e-4, abs=1e-6)
 
 
@@ -69,28 +70,31 @@ def test_position_weights_do_not_depend_on_the_order_of_rows(
     shuffled = list(range(len(rows)))
     order.shuffle(shuffled)  # type: ignore[attr-defined]
     kl, slot = torch.tensor([kl for kl, _ in rows]), torch.tensor([slot for _, slot in rows])
-    one = position_weights(kl, slot, anchor=0, variant=variant)[shuffled]  # type: ignore[arg-type]
-    other = position_weights(kl[shuffled], slot[shuffled], anchor=0, variant=variant)  # type: ignore[arg-type]
+    trivial = slot != 0
+    one = position_weights(kl, slot, trivial, variant=variant)[shuffled]  # type: ignore[arg-type]
+    other = position_weights(kl[shuffled], slot[shuffled], trivial[shuffled], variant=variant)  # type: ignore[arg-type]
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("variant", ["paper", "official", "uniform"])
 def test_position_weights_of_anchors_only_are_zero(variant: str) -> None:
-    weights = position_weights(torch.tensor([0.3, 0.1]), torch.tensor([2, 2]), anchor=2, variant=variant)  # type: ignore[arg-type]
+    anchors = torch.zeros(2, dtype=torch.bool)
+    weights = position_weights(torch.tensor([0.3, 0.1]), torch.tensor([2, 2]), anchors, variant=variant)  # type: ignore[arg-type]
     assert weights.tolist() == [0.0, 0.0]
 
 
 def test_position_weights_of_a_solved_slot_have_ratio_one() -> None:
-    assert position_weights(torch.zeros(2), torch.tensor([1, 2]), anchor=0, variant="paper").tolist() == [0.5, 0.5]
+    weights = position_weights(torch.zeros(2), torch.tensor([1, 2]), torch.ones(2, dtype=torch.bool), variant="paper")
+    assert weights.tolist() == [0.5, 0.5]
 
 
 def test_position_weights_of_a_single_row_are_one() -> None:
     """Why weights are made of the global batch: on a micro-batch of one row the method is gone."""
-    assert position_weights(torch.tensor([0.7]), torch.tensor([5]), anchor=0, variant="paper").tolist() == [1.0]
+    assert position_weights(torch.tensor([0.7]), torch.tensor([5]), torch.tensor([True]), variant="paper").item() == 1
 
 
 def test_position_weights_are_detached_and_float32() -> None:
-    weights = position_weights(KL.bfloat16().requires_grad_(), SLOT, anchor=0, variant="paper")
+    weights = position_weights(KL.bfloat16().requires_grad_(), SLOT, SLOT != 0, variant="paper")
     assert not weights.requires_grad
     assert weights.dtype == torch.float32
 
@@ -101,13 +105,13 @@ def test_position_weights_are_detached_and_float32() -> None:
         (torch.tensor([0.1, math.nan, 0.2]), torch.tensor([1, 2, 3]), r"finite and >= 0: rows \[1\] are \[nan\]"),
         (torch.tensor([math.inf, 0.1]), torch.tensor([0, 2]), r"rows \[0\] are \[inf\]"),
         (torch.tensor([0.1, -0.5]), torch.tensor([1, 2]), r"rows \[1\] are \[-0.5\]"),
-        (torch.zeros(2), torch.zeros(3), r"expected two tensors of shape \(N,\), got kl \(2,\), slot \(3,\)"),
-        (torch.zeros(2, 1), torch.zeros(2, 1), r"expected two tensors of shape \(N,\), got kl \(2, 1\), slot \(2, 1\)"),
+        (torch.zeros(2), torch.zeros(3), r"expected three tensors of shape \(N,\), got \(2,\), \(3,\), \(3,\)"),
+        (torch.zeros(2, 1), torch.zeros(2, 1), r"three tensors of shape \(N,\), got \(2, 1\), \(2, 1\), \(2, 1\)"),
     ],
 )
 def test_position_weights_name_invalid_input(kl: Tensor, slot: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        position_weights(kl, slot, anchor=0, variant="paper")
+        position_weights(kl, slot, slot != 0, variant="paper")
 
 
 @pytest.mark.parametrize(("excess", "expected"), [(0.02, [0.75, 0.25]), (0.002, [0.525, 0.475])])

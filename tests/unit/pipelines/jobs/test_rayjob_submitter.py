@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from ray.exceptions import AuthenticationError
 
-from pipelines.jobs import client, follow, submitter
+from pipelines.jobs import client, follow, rayjob_submitter
 from pos2distill.errors import UserError
 from pos2distill.node_pools import JOB_DEADLINE_VARIABLE
 
@@ -121,7 +121,7 @@ class Dashboard:
 
 @pytest.fixture
 def dashboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dashboard]:
-    monkeypatch.setattr(submitter, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(rayjob_submitter, "RETRY_SECONDS", 0.05)
     monkeypatch.setattr(follow, "_UNREACHABLE_SECONDS", 0.5)
     server = Dashboard(streams=3)
     server.start()
@@ -135,7 +135,7 @@ def dashboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dashboard]:
 def test_main_outlives_streams_that_are_closed_while_the_job_runs(
     dashboard: Dashboard, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert submitter.main() == 0
+    assert rayjob_submitter.main() == 0
     assert dashboard.submitted == [ENTRYPOINT]
     assert dashboard.opened == 3
     output = capsys.readouterr().out
@@ -147,14 +147,14 @@ def test_main_attaches_to_a_job_that_an_earlier_pod_submitted(dashboard: Dashboa
         **{"type": "SUBMISSION", "submission_id": JOB, "job_id": JOB, "entrypoint": ENTRYPOINT},
         **{"status": "RUNNING", "message": "", "metadata": {}},
     }
-    assert submitter.main() == 0
+    assert rayjob_submitter.main() == 0
     assert dashboard.submitted == []
 
 
 def test_main_submits_again_to_a_head_that_does_not_know_the_job(dashboard: Dashboard) -> None:
     dashboard.forget_after = 1
     dashboard.streams = 6
-    assert submitter.main() == 0
+    assert rayjob_submitter.main() == 0
     assert dashboard.submitted == [ENTRYPOINT, ENTRYPOINT]
 
 
@@ -168,8 +168,8 @@ def test_main_waits_for_a_head_that_does_not_answer_yet(
         attempts.append(address)
         return connect("http://127.0.0.1:1" if len(attempts) < 3 else address)
 
-    monkeypatch.setattr(submitter, "connect", refuse_twice)
-    assert submitter.main() == 0
+    monkeypatch.setattr(rayjob_submitter, "connect", refuse_twice)
+    assert rayjob_submitter.main() == 0
     # Once for both, so that the end of the log keeps what the job said.
     assert capsys.readouterr().out.count("no Ray cluster answers at this address") == 1
     assert len(attempts) == 3
@@ -182,7 +182,7 @@ def test_main_stops_the_job_at_its_deadline(
     dashboard.streams = 1000
     dashboard.ignored_stops = ignored_stops
     monkeypatch.setenv(JOB_DEADLINE_VARIABLE, str(time.time() + 1))
-    assert submitter.main() == 0
+    assert rayjob_submitter.main() == 0
     assert dashboard.jobs[JOB]["status"] == "STOPPED"
 
 
@@ -193,7 +193,7 @@ def test_stop_at_stops_a_job_that_a_new_head_runs_again(
     dashboard.streams = 1000
     address = f"http://127.0.0.1:{dashboard.port}"
     ended = threading.Event()
-    threading.Thread(target=submitter.stop_at, args=(address, JOB, time.time(), ended), daemon=True).start()
+    threading.Thread(target=rayjob_submitter.stop_at, args=(address, JOB, time.time(), ended), daemon=True).start()
     client.connect(address).submit_job(entrypoint=ENTRYPOINT, submission_id=JOB)
     for _ in range(2):
         limit = time.monotonic() + 20
@@ -216,7 +216,7 @@ def test_failures_are_printed_again_after_a_success(capsys: pytest.CaptureFixtur
 
 def test_main_outlives_requests_that_are_refused(dashboard: Dashboard) -> None:
     dashboard.refusals = 2
-    assert submitter.main() == 0
+    assert rayjob_submitter.main() == 0
     assert dashboard.submitted == [ENTRYPOINT]
 
 

@@ -1,4 +1,4 @@
-"""What the submitter's pod of a RayJob runs: `python -m pipelines.jobs.submitter ENTRYPOINT`.
+"""What the submitter's pod of a RayJob runs: `python -m pipelines.jobs.rayjob_submitter ENTRYPOINT`.
 
 It submits the job to its cluster, prints its log, and ends when the job has ended. KubeRay 1.7's own command ends when
 the stream of the log is closed; half a minute later KubeRay marks the RayJob as failed and deletes its cluster,
