@@ -34,7 +34,8 @@ def _steps(stage: Stage) -> str:
     study = stage.study
     steps = math.ceil(study.wanted_samples / study.samples_per_batch) * study.training.epochs
     plural = "" if steps == 1 else "s"
-    all_steps = f"at most {steps:,} step{plural} of at most {study.training.global_batch_rows:,} rows"
+    examples, rows = study.largest_batch
+    all_steps = f"at most {steps:,} step{plural} of at most {examples:,} examples ({rows:,} rows)"
     return all_steps + _stored(len(read_logged_steps(stage.artifact)), "done")
 
 

@@ -72,8 +72,6 @@ def measure(recipe: Recipe, plan: Plan) -> dict[str, float]:
 
 
 def _sample(recipe: Recipe, plan: Plan, stopwatch: Stopwatch) -> None:
-    store = SampleStore(plan.first_sample.artifact)
-    store.open()
     operators = sampling_operators(plan.first_sample, recipe.runtime, IgnoredCounts(), return_samples=False)
     functions: list[Callable[[pa.Table], Any]] = []
     for operator in operators:

@@ -96,7 +96,8 @@ def _training_warnings(recipe: Recipe, pending: Sequence[Stage]) -> Iterator[str
             f"1e-4, and rounding to bfloat16 would take most of so small an update from the merged model"
         )
     workers = trainers.max_workers or trainers.workers
-    rows = _rows_of_batch(study)
+    # A batch has rows at all: a checkpoint is made only of examples.
+    _, rows = study.largest_batch
     # As `rows_of_rank` divides them: equally many for each rank, as long as there are some.
     useful = math.ceil(rows / math.ceil(rows / workers))
     if useful < workers:
@@ -106,13 +107,6 @@ def _training_warnings(recipe: Recipe, pending: Sequence[Stage]) -> Iterator[str
             f"(training.global_batch_rows: {study.training.global_batch_rows}), which {useful} workers compute as fast"
             f"; more only share the memory"
         )
-
-
-def _rows_of_batch(study: Study) -> int:
-    """Rows of a global batch that are computed, at least one."""
-    method = study.method
-    examples = min(study.training.global_batch_rows // method.rows_per_example, study.data.train_examples)
-    return max(1, examples * method.computed_rows_per_example)
 
 
 def _template_mismatch(study: Study) -> Iterator[str]:

@@ -12,7 +12,6 @@ from pos2distill.errors import Stopped, UserError, warn
 from pos2distill.literal_paths import list_matching
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.checkpoint_layout import ADAPTER_FOLDER, STATE_FOLDER, STEPS_FOLDER
-from pos2distill.store.samples import SampleStore
 from pos2distill.training.job import TrainingJob, TrainingOutcome
 from pos2distill.training.step_record import STEP_FIELDS
 from pos2distill.urls import storage_errors
@@ -131,7 +130,6 @@ def _must_sample(samples: Stage, runtime: Runtime) -> bool:
     """
     if samples.artifact.is_finished:
         return False
-    SampleStore(samples.artifact).open()
     if sample.lacks_samples(samples):
         return True
     sample.publish(samples, runtime, None)

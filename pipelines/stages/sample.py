@@ -115,7 +115,6 @@ def run(stage: Stage, context: RunContext) -> Manifest:
         UserError: if too many samples failed, and as `publish`.
     """
     progress = None
-    SampleStore(stage.artifact).open()
     spec = coordinator_spec(stage, context, "sample", counts="kept")
     if len(spec.selection.missing):
         with context.executor.coordinate(spec) as coordinator:

@@ -236,6 +236,12 @@ class Study(Section):
         """Samples of a global batch: of as many examples as fit."""
         return self.training.global_batch_rows // self.method.rows_per_example * self.method.responses_per_example
 
+    @property
+    def largest_batch(self) -> tuple[int, int]:
+        """The examples of a global batch, and its rows that are computed."""
+        examples = min(self.training.global_batch_rows // self.method.rows_per_example, self.data.train_examples)
+        return examples, examples * self.method.computed_rows_per_example
+
     @model_validator(mode="after")
     def _a_server_has_the_limit_of_the_evaluation(self) -> "Study":
         sent, limit = self.model.extra_body.get("max_completion_tokens"), self.evaluation.max_new_tokens

@@ -94,10 +94,6 @@ class SampleStore:
         self.folder = f"{artifact.path}/parts"
         self.quarantine = f"{artifact.path}/quarantine"
 
-    def open(self) -> None:
-        """Create the folder of parts. Parts of an interrupted run remain and count."""
-        self.artifact.fs.makedirs(self.folder, exist_ok=True)
-
     def append(self, samples: pa.Table) -> str:
         """Write one part atomically: readers see all of it or nothing.
 
@@ -106,7 +102,6 @@ class SampleStore:
         Returns: the part's name.
         """
         name = _part_name(samples["sample_id"])
-        # The folder of a finished artifact may have been deleted since `open`.
         self.artifact.fs.makedirs(self.folder, exist_ok=True)
         write_table(self.artifact.fs, f"{self.folder}/{name}", samples.cast(SAMPLE_SCHEMA))
         return name

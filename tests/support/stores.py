@@ -12,10 +12,8 @@ from pos2distill.store.samples import SampleStore
 
 
 def open_store(storage: str) -> SampleStore:
-    """A sample store under `storage`, ready to append."""
-    store = SampleStore(Artifact(storage, "samples", "f00d"))
-    store.open()
-    return store
+    """A sample store under `storage`."""
+    return SampleStore(Artifact(storage, "samples", "f00d"))
 
 
 def make_samples(*ids: str, **values: Any) -> pa.Table:

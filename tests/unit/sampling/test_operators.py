@@ -342,7 +342,6 @@ class Counter:
 def test_store_samples_counts_and_fills_teacher_columns_with_nulls(tmp_path: Path, return_samples: bool) -> None:
     artifact = Artifact(str(tmp_path), "samples", "f00d")
     store = SampleStore(artifact)
-    store.open()
     samples = make_samples("a", "b")
     counter = Counter()
     returned = store_samples(samples.drop_columns(["hidden", "hidden_dtype"]), artifact, counter, return_samples)

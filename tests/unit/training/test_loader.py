@@ -89,7 +89,6 @@ class World:
         self.kept = set(range(count)) if kept is None else kept
         self.ids = pa.array([f"e{index:04d}" for index in range(count)])
         self.store = SampleStore(Artifact(f"memory://{uuid.uuid4().hex}", "samples", "f"))
-        self.store.open()
 
     def put(self, indices: list[int]) -> None:
         if indices:

@@ -177,7 +177,7 @@ def test_dry_run_shows_settings_and_writes_nothing(
     assert re.findall("^# work      (.*)$", shown, re.M) == [
         "evaluate base: 16 prompts (4 questions)",  # at 4 slots
         "sample: until 8 answers are kept, from at most 8 questions",
-        "distill: at most 15 steps of at most 15 rows",  # five epochs of three batches of 3 examples
+        "distill: at most 15 steps of at most 3 examples (12 rows)",  # five epochs of three batches
         "evaluate distilled: 16 prompts (4 questions)",
     ]
     prompt = re.search(
@@ -222,9 +222,9 @@ def test_dry_run_counts_the_work_of_every_task_and_round(
         "evaluate base: 40 prompts (4 questions)",
         "small: evaluate base: 6 prompts (2 questions)",
         "sample: until 24 answers are kept, from at most 8 questions",  # K = 3 of each
-        "distill: at most 1 step of at most 32 rows",
+        "distill: at most 1 step of at most 8 examples (24 rows)",
         "sample 2: until 24 answers are kept, from at most 8 questions",
-        "distill 2: at most 1 step of at most 32 rows",
+        "distill 2: at most 1 step of at most 8 examples (24 rows)",
         "evaluate distilled: 40 prompts (4 questions)",
         "small: evaluate distilled: 6 prompts (2 questions)",
     ]
@@ -255,7 +255,7 @@ def test_dry_run_counts_the_prompts_of_measurements(
         "choose slot: 12 prompts (4 questions), seed=0",
         "evaluate base: 16 prompts (4 questions), seed=0",
         "sample: until 8 answers are kept, from at most 8 questions, seed=0",
-        "distill: at most 1 step of at most 32 rows, seed=0",
+        "distill: at most 1 step of at most 8 examples (32 rows), seed=0",
         "evaluate distilled: 16 prompts (4 questions), seed=0",
     ]
 
@@ -277,7 +277,7 @@ def test_dry_run_counts_what_an_interrupted_run_has_stored(
     assert re.findall("^# work      (.*)$", capsys.readouterr().out, re.M) == [
         "evaluate base: 16 prompts (4 questions); 5 answered so far",
         "sample: until 8 answers are kept, from at most 8 questions; 8 kept so far",
-        "distill: at most 1 step of at most 32 rows; 1 done so far",
+        "distill: at most 1 step of at most 8 examples (32 rows); 1 done so far",
         "evaluate distilled: 16 prompts (4 questions)",  # of a checkpoint that is made again
     ]
 
