@@ -19,8 +19,8 @@ import psutil
 
 from benchmarks.circumstances import circumstances
 from benchmarks.pipeline.material import load, write_data, write_model
+from pipelines.executors.ray.connection import connected_to_ray
 from pipelines.executors.ray.executor import RayExecutor
-from pipelines.executors.ray.session import ray_session
 from pipelines.plan import Plan, make_plan
 from pipelines.stages.prepare import training_ids
 from pipelines.stages.stage import RunContext
@@ -52,7 +52,7 @@ def measure(material: Path, examples: int, cores: int) -> dict[str, Any]:
     memory: list[dict[str, float]] = []
     seconds: dict[str, float] = {}
     cpu: dict[str, dict[str, float]] = {}
-    with tempfile.TemporaryDirectory() as storage, ray_session():
+    with tempfile.TemporaryDirectory() as storage, connected_to_ray():
         recipe = load(material, storage, examples)
         plan = make_plan(recipe)
         logged_settings = recipe.study.model_dump(mode="json")

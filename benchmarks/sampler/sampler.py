@@ -90,9 +90,9 @@ def measure_pool(recipe: Recipe) -> dict[str, float]:
     """Our pool, which builds the prompts too."""
     import ray
 
+    from pipelines.executors.ray.connection import connected_to_ray
     from pipelines.executors.ray.coordinator import RayCoordinator
     from pipelines.executors.ray.executor import RayExecutor
-    from pipelines.executors.ray.session import ray_session
 
     class Clock:
         """An actor in place of the coordinator's: it remembers when the first batch began."""
@@ -106,7 +106,7 @@ def measure_pool(recipe: Recipe) -> dict[str, float]:
         def read(self) -> float | None:
             return self.start
 
-    with tempfile.TemporaryDirectory() as storage, ray_session():
+    with tempfile.TemporaryDirectory() as storage, connected_to_ray():
         examples, table = Artifact(storage, "examples", "benchmark"), read_examples(recipe)
         examples.fs.makedirs(examples.path)
         examples.write_table(_EXAMPLES_FILE, table)
@@ -128,11 +128,11 @@ def measure_processor(recipe: Recipe) -> dict[str, float]:
     import ray.data
     from ray.data.llm import build_processor
 
-    from pipelines.executors.ray.session import ray_session
+    from pipelines.executors.ray.connection import connected_to_ray
 
     prompts, seeds = _prompts(recipe)
     _set_engine_variables(recipe)
-    with ray_session():
+    with connected_to_ray():
         stop_ids = stop_token_ids(recipe.study.model, load_tokenizer(recipe.study.model))
         rows = []
         for prompt, seed in zip(prompts, seeds, strict=True):

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.circumstances import circumstances
+from pipelines.executors.ray.connection import connected_to_ray
 from pipelines.executors.ray.executor import RayExecutor
-from pipelines.executors.ray.session import ray_session
 from pipelines.plan import Plan, make_plan
 from pipelines.stages.distill import read_steps
 from pipelines.stages.stage import RunContext
@@ -92,7 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", type=int, default=480)
     examples = parser.parse_args().examples
-    with ray_session():
+    with connected_to_ray():
         no_delay = measure("staged", 0.0, examples)
         delay_s = no_delay["distill_s"] * BATCH / examples
         staged = measure("staged", delay_s, examples)

@@ -17,8 +17,8 @@ import psutil
 from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
 
 from benchmarks.circumstances import circumstances
+from pipelines.executors.ray.connection import connected_to_ray
 from pipelines.executors.ray.executor import RayExecutor
-from pipelines.executors.ray.session import ray_session
 from pipelines.plan import Plan, make_plan
 from pipelines.stages.distill import read_steps
 from pipelines.stages.prepare import training_ids
@@ -170,7 +170,7 @@ def main() -> None:
         "examples", nargs="?", type=int, default=200_000, metavar="EXAMPLES", help="default: 200000; at least 4000"
     )
     examples = parser.parse_args().examples
-    with tempfile.TemporaryDirectory() as folder, ray_session():
+    with tempfile.TemporaryDirectory() as folder, connected_to_ray():
         data = Path(folder) / "data.jsonl"
         model = Path(folder) / "model"
         # More than training needs, since the split keeps a fraction for evaluation.

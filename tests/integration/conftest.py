@@ -9,7 +9,7 @@ import pytest
 import ray
 from s3fs import S3FileSystem
 
-from pipelines.executors.ray.session import ray_session
+from pipelines.executors.ray.connection import connected_to_ray
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from tests.support.commands import run_distill, run_study
@@ -22,7 +22,7 @@ from tests.support.toy import SMALL
 @pytest.fixture(scope="session")
 def local_ray() -> Iterator[None]:
     """Ray on this machine, started once for the tests that run stages in this process."""
-    with ray_session():
+    with connected_to_ray():
         yield
     ray.shutdown()
 

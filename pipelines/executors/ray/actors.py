@@ -11,9 +11,9 @@ from pos2distill.config import PoolSection
 from pos2distill.store.retry import retry_while_unreachable
 
 from ..protocol import ActorCalls
+from .connection import actor_arguments
 from .data import restart_if_engine_died
 from .messages import DriverMailbox
-from .session import actor_arguments
 
 
 @contextmanager

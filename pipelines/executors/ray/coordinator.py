@@ -13,7 +13,7 @@ from pos2distill.errors import UserError
 
 from ...progress_bar import LINE_SECONDS, show_progress
 from ...run_coordinator import CoordinatorSpec, RunCoordinator, RunProgress
-from .session import driver_node
+from .connection import driver_node
 
 _READ_SECONDS = 30.0
 _STOP_SECONDS = 0.1  # a call takes milliseconds, and a coordinator that does not answer must not delay the steps

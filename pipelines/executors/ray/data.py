@@ -20,8 +20,8 @@ from pos2distill.sampling.operators import ActorOperator, Operator, TableFunctio
 from pos2distill.store.retry import retry_while_unreachable
 
 from ..protocol import Coordinator, Stream
+from .connection import pool_arguments, set_data_context
 from .messages import DriverMailbox
-from .session import pool_arguments, set_data_context
 
 _ASK_AGAIN_SECONDS = 0.5
 

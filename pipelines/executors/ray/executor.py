@@ -14,10 +14,10 @@ from pos2distill.training.job import TrainingJob, TrainingOutcome
 from ...run_coordinator import CoordinatorSpec
 from ..protocol import ActorCalls, Coordinator, Stream
 from .actors import start_actors
+from .connection import connect, connected_to_ray, require_resources, warn_of_unused_cluster_gpus
 from .coordinator import RayCoordinator, coordinate
 from .data import build_dataset
 from .messages import DriverMailbox
-from .session import connect, ray_session, require_resources, warn_of_unused_cluster_gpus
 from .train import fit
 
 
@@ -31,9 +31,9 @@ class RayExecutor:
         self._mailbox: DriverMailbox | None = None
 
     @contextmanager
-    def _session(self) -> Iterator[DriverMailbox]:
+    def _connected(self) -> Iterator[DriverMailbox]:
         """Connected to Ray, with the messages of actors shown."""
-        with ray_session():
+        with connected_to_ray():
             if self._mailbox is None:
                 self._mailbox = DriverMailbox.start()
             with self._mailbox.shown():
@@ -42,7 +42,7 @@ class RayExecutor:
     @contextmanager
     def coordinate(self, spec: CoordinatorSpec) -> Iterator[RayCoordinator]:
         """See `Executor.coordinate`."""
-        with ray_session():
+        with connected_to_ray():
             warn_of_unused_cluster_gpus(self.runtime)
             with coordinate(spec, self.stalled_hint) as coordinator:
                 yield coordinator
@@ -63,7 +63,7 @@ class RayExecutor:
     def _map(
         self, blocks: Sequence[pa.Table], operators: Sequence[Operator], label: str, coordinator: Coordinator | None
     ) -> Generator[pa.Table, None, None]:
-        with self._session() as mailbox:
+        with self._connected() as mailbox:
             cpus, gpus = _smallest_pools(operators)
             require_resources(label, cpus=cpus, gpus=gpus)
             dataset = build_dataset(blocks, operators, mailbox, coordinator)
@@ -74,7 +74,7 @@ class RayExecutor:
         self, create: Callable[[], Callable[[Any], Awaitable[Any]]], pool: PoolSection, *, label: str
     ) -> Iterator[ActorCalls]:
         """See `Executor.actors`."""
-        with self._session() as mailbox:
+        with self._connected() as mailbox:
             warn_of_unused_cluster_gpus(self.runtime)
             require_resources(label, cpus=pool.min * pool.cpus, gpus=pool.min * pool.gpus)
             with start_actors(create, pool, mailbox) as call_all:
@@ -82,7 +82,7 @@ class RayExecutor:
 
     def train(self, job: TrainingJob, stream: Stream, coordinator: Coordinator) -> TrainingOutcome:
         """See `Executor.train`."""
-        with self._session() as mailbox:
+        with self._connected() as mailbox:
             _require_resources_to_train(job.runtime.trainers, stream)
             return fit(job, stream, mailbox, coordinator)
 

@@ -14,8 +14,8 @@ from ray.actor import ActorHandle
 
 from pos2distill.errors import MachineError, warn
 
+from .connection import driver_node
 from .errors import actor_creation_failed, actor_died, find_fault, find_user_error
-from .session import driver_node
 
 _POLL_SECONDS = 5.0
 _RECENT_SECONDS = 120.0  # until Ray has noticed that an actor died for the last time

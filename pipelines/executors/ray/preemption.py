@@ -7,7 +7,7 @@ from ray.train.v2._internal.execution.worker_group import WorkerGroup
 
 from pos2distill.environment import disable_preemption_watcher
 
-from .session import driver_node
+from .connection import driver_node
 
 
 class PreemptionNotice(PreemptionCallback):

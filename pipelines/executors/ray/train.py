@@ -42,11 +42,11 @@ from pos2distill.training.distributed import DistContext
 from pos2distill.training.job import TrainingJob, TrainingOutcome
 
 from ..protocol import Coordinator, Stream
+from .connection import stream_options, trainer_arguments
 from .data import open_stream
 from .errors import find_user_error
 from .messages import DriverMailbox
 from .preemption import PreemptionNotice
-from .session import stream_options, trainer_arguments
 from .states import RAY_STATES, arrow_filesystem
 
 _STREAM = "samples"  # the stream's name among the data sets of Ray Train

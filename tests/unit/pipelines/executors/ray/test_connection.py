@@ -1,7 +1,7 @@
 import pytest
 import ray
 
-from pipelines.executors.ray.session import require_resources, warn_of_unused_cluster_gpus
+from pipelines.executors.ray.connection import require_resources, warn_of_unused_cluster_gpus
 from pos2distill.config import EndpointSection, PoolSection, Runtime
 from pos2distill.errors import UserError, warn_once
 from pos2distill.node_pools import POOLS_LABEL

@@ -24,7 +24,7 @@ from .errors import find_corrupt_part, find_fault, find_user_error
 
 
 @contextmanager
-def ray_session() -> Iterator[None]:
+def connected_to_ray() -> Iterator[None]:
     """Connect to the cluster (RAY_ADDRESS, or the job's own), or start Ray on this machine until the process ends.
 
     A UserError that was raised inside, in whatever process of Ray, is raised as a UserError.
