@@ -4,6 +4,7 @@ With a recipe, a RayJob creates its cluster and deletes it afterwards (for produ
 until it is deleted (for trying things out). docs/cluster.md describes every object and the reasons for it.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -317,6 +318,11 @@ def _queued_metadata(spec: ClusterSpec) -> KubeManifest:
     return metadata
 
 
+# What kubectl's YAML (go-yaml 2) takes for a boolean or a number without its underscores, but PyYAML does not: y, 1e5,
+# 08.
+_NOT_TEXT_IN_GO = re.compile(r"[yYnN]|[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+
+
 class _PlainDumper(yaml.SafeDumper):
     """Writes no anchors, texts of several lines as blocks, and indents lists below their key."""
 
@@ -327,8 +333,11 @@ class _PlainDumper(yaml.SafeDumper):
         super().increase_indent(flow, False)
 
     def represent_text(self, data: str) -> yaml.ScalarNode:
-        """A text; PyYAML quotes what cannot be a block."""
-        return self.represent_scalar("tag:yaml.org,2002:str", data, style="|" if "\n" in data else None)
+        """A text; PyYAML quotes what cannot be a block, and what it would itself read as another type."""
+        style = "|" if "\n" in data else None
+        if _NOT_TEXT_IN_GO.fullmatch(data.replace("_", "")):
+            style = "'"
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 
 
 _PlainDumper.add_representer(str, _PlainDumper.represent_text)

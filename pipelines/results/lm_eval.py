@@ -174,7 +174,8 @@ def read_sample_logs(paths: list[str], folder: str) -> pa.Table:
     rows = []
     with storage_errors(folder, "RUN"):
         for path in paths:
-            for number, line in enumerate(fs.cat_file(path).decode(errors="replace").splitlines(), start=1):
+            # Bytes: a text may hold other line breaks of Unicode, which JSON does not escape.
+            for number, line in enumerate(fs.cat_file(path).splitlines(), start=1):
                 try:
                     rows.append(_score_row(json.loads(line)))
                 except (ValueError, KeyError, TypeError):

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from pos2distill.config.yaml_reader import parse_value
+from pos2distill.config.yaml_reader import comment_in, parse_value
 from pos2distill.errors import UserError
 
 
@@ -60,6 +60,12 @@ def apply_override(raw: dict[str, Any], override: str, *, prefix: str = "") -> s
         if text.startswith("{") and not is_cut:
             hint = f"; if it is text, give it quotes of its own: '{dotted}=\"{text}\"'"
         raise UserError(f"{prefix}{dotted}: cannot read the value: {error}{hint}") from None
+    comment = comment_in(text)
+    if comment is not None:
+        raise UserError(
+            f"{prefix}{dotted}: '{comment:.80}' is a comment in YAML, and would be left out; give the value quotes of "
+            f"its own: '{dotted}=\"{text}\"'"
+        )
     if dotted.startswith("sweep."):  # the keys of a sweep are dotted names themselves
         sweep = raw.setdefault("sweep", {})
         _require_section(sweep, "sweep", f"{prefix}{dotted}")

@@ -66,6 +66,13 @@ def parse_value(text: str) -> Any:
     return documents[0] if documents else None
 
 
+def comment_in(text: str) -> str | None:
+    """The comment behind a value that `parse_value` accepts, or instead of one; None if there is none."""
+    node = yaml.compose(text, yaml.SafeLoader)
+    rest = text[node.end_mark.index :] if node else text
+    return rest.strip() if rest.lstrip().startswith("#") else None
+
+
 class _InvalidYaml(ValueError):
     """The text is not valid YAML, or its keys or aliases are rejected. Its message is one line."""
 

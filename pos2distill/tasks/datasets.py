@@ -14,7 +14,7 @@ from pos2distill.literal_paths import last_part
 from pos2distill.randomness import derive_generator, derive_seed
 from pos2distill.records import Document, Example
 from pos2distill.tasks.formats import REASONS, Reason, holds_answer, parse_record, question_id
-from pos2distill.tasks.metrics import contains_words, normalize, sub_exact_match
+from pos2distill.tasks.metrics import normalize, sub_exact_match
 from pos2distill.tasks.readers import read_records
 from pos2distill.tasks.spill import ExampleFile, StoredExamples
 
@@ -212,33 +212,26 @@ def _located_examples(data: DataSection, documents: int) -> Iterator[tuple[str, 
 
 
 def _has_answer_in_distractor(example: Example, documents: int) -> bool:
-    """Whether a prompt of this many documents has an answer, as whole words, in another one than the gold one.
-
-    The answers yes and no are not looked for: they are judgments, and not found in a document.
-    """
-    answers = sorted({normalize(answer) for answer in example.answers} - {"yes", "no"})
-    for document in example.distractors[: documents - 1]:
-        if contains_words(document.title, answers) or contains_words(document.text, answers):
-            return True
-    return False
+    """Whether a prompt of this many documents has an answer in another one than the gold one."""
+    return any(holds_answer(document, example.answers) for document in example.distractors[: documents - 1])
 
 
 def draw_distractors(example: Example, pool: Sequence[Document], count: int, seed: int, path: str) -> Example:
     """The example with `count` further distractors, gold documents of other examples, after its own.
 
-    None of them contains an answer or is in the example already. For an example of several hops the answers yes and no
-    are not looked for: they are judgments on the gold documents, and nearly every text contains the letters.
+    None of them holds an answer or is in the example already.
     """
     if count <= 0:
         return example
-    answers = example.answers
-    if len(example.golds) > 1:
-        answers = tuple(answer for answer in answers if normalize(answer) not in ("yes", "no"))
     taken = {(document.title, document.text) for document in example.documents}
     drawn: list[Document] = []
+    with_answer = 0
     for index in derive_generator(seed, "distractors", example.example_id).permutation(len(pool)):
         document = pool[index]
-        if (document.title, document.text) in taken or holds_answer(document, answers):
+        if (document.title, document.text) in taken:
+            continue
+        if holds_answer(document, example.answers):
+            with_answer += 1
             continue
         taken.add((document.title, document.text))
         # It was a gold document of its own question; here it is a distractor.
@@ -247,7 +240,8 @@ def draw_distractors(example: Example, pool: Sequence[Document], count: int, see
             return replace(example, documents=(*example.documents, *drawn))
     raise UserError(
         f"{path}: only {len(drawn)} of {count} distractors can be drawn for {example.question!r} "
-        f"from the gold documents on its side of the split (data.eval_fraction; it has {len(pool)}); add records, or "
+        f"from the gold documents on its side of the split (data.eval_fraction; it has {len(pool)}, {with_answer} of "
+        f"them with an answer to this question); add records, or "
         f"lower the documents of a prompt to {len(example.documents) + len(drawn)} (data.documents, or --documents "
         f"with --model; evaluation.other_documents)"
     )

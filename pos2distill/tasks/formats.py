@@ -7,14 +7,14 @@ import difflib
 import hashlib
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 from pos2distill.config.formats import FORMATS
 from pos2distill.errors import UserError
 from pos2distill.records import Document, Example
-from pos2distill.tasks.metrics import normalize, sub_exact_match
+from pos2distill.tasks.metrics import contains_words, normalize, sub_exact_match
 
 Reason = Literal[
     "no_answer",
@@ -96,9 +96,13 @@ def question_id(question: str) -> str:
     return hashlib.sha256(normalize(question).encode()).hexdigest()[:16]
 
 
-def holds_answer(document: Document, answers: tuple[str, ...]) -> bool:
-    """Whether the title or text of a document contains an answer."""
-    return sub_exact_match(document.text, answers) or sub_exact_match(document.title, answers)
+def holds_answer(document: Document, answers: Sequence[str]) -> bool:
+    """Whether the title or text of a document has an answer as whole words: "us" is in nearly every text.
+
+    The answers yes and no are not looked for: they are judgments, and not found in a document.
+    """
+    found = [answer for answer in answers if normalize(answer) not in ("yes", "no")]
+    return contains_words(document.title, found) or contains_words(document.text, found)
 
 
 def _parse_lost_in_the_middle(record: dict[str, Any], location: str) -> Example:

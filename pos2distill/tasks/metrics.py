@@ -8,6 +8,7 @@ answer, both in lower case. F1 is reported as well.
 
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 
@@ -34,9 +35,13 @@ def describe_metric(study: Study) -> str:
 
 
 def normalize(text: str) -> str:
-    """Lower-case, drop punctuation, drop a/an/the, collapse white space (SQuAD's normalization)."""
+    """Lower-case, drop punctuation, drop a/an/the, collapse white space (SQuAD's normalization).
+
+    Before that, compose characters (NFC): a text from a PDF may write an umlaut as a letter and a combining mark.
+    """
+    composed = unicodedata.normalize("NFC", text)
     # Punctuation before articles, in the order of SQuAD's script: so `the.` counts as an article too.
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    return " ".join(_ARTICLES.sub(" ", composed.lower().translate(_PUNCTUATION)).split())
 
 
 def first_line(text: str) -> str:

@@ -19,6 +19,8 @@ from pos2distill.tasks.prompts import Messages, fewest_tokens, joined_text
 _T = TypeVar("_T")
 
 _STOP_REASONS = ("stop", "eos", "eos_token")  # servers' words for: the model ended its answer
+# And for: the server itself gave up (vLLM when it shuts down, OpenRouter, DeepSeek when it is busy).
+_GIVEN_UP = ("abort", "error", "insufficient_system_resource")
 _CONTENT_FILTER = "content_filter"
 # The code, the type or the whole message of an error with which a server refuses a prompt for its content: Azure and
 # Moonshot; OpenAI; OpenRouter and LiteLLM; DashScope; New API; DeepSeek. Other errors of a request (400) may be caused
@@ -97,6 +99,7 @@ class OpenAiEngine:
 
         Raises:
             MalformedAnswerError: a successful response does not have the form of an answer.
+            RemoteProtocolError: the server gave up in the middle of the answer.
         """
         if not response.is_success:
             return
@@ -106,6 +109,9 @@ class OpenAiEngine:
         except (ValueError, RecursionError):
             body = None
         if _is_answer(body, self.model.api) or _holds_refusal(body):
+            reason = body["choices"][0].get("finish_reason") if body.get("choices") else None
+            if reason in _GIVEN_UP:
+                raise httpx2.RemoteProtocolError(f"the server ended the answer with {reason!r}")
             return
         expected = "choices[0].message.content" if self.model.api == "chat" else "choices[0].text"
         got = repr(response.text[:200])
@@ -229,8 +235,10 @@ def _to_completion(text: str | None, choice: Any, response: Any) -> TextCompleti
     prompt_tokens, answer_tokens = _count(usage, "prompt_tokens") or None, _count(usage, "completion_tokens")
     if prompt_tokens is None or answer_tokens is None:
         prompt_tokens = answer_tokens = None
-    # A reasoning model whose thoughts were cut has no text at all.
-    return TextCompletion(text or "", "length" if finish_reason == "length" else "stop", prompt_tokens, answer_tokens)
+    # A reasoning model whose thoughts were cut has no text at all. A gateway that cuts UTF-16 text may leave half of a
+    # character, which no file could store.
+    text = (text or "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return TextCompletion(text, "length" if finish_reason == "length" else "stop", prompt_tokens, answer_tokens)
 
 
 def _count(usage: Any, name: str) -> int | None:

@@ -2,6 +2,8 @@ import importlib.util
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cluster.job_command import load_job
 from cluster.nodes import quantity_bytes
@@ -45,6 +47,24 @@ def test_to_yaml_reads_back_and_has_no_anchors() -> None:
     text = to_yaml(manifests)
     assert list(yaml.safe_load_all(text)) == manifests
     assert "&id" not in text
+
+
+@pytest.mark.parametrize(
+    "value", ["y", "N", "1e5", "1E-5", "1234567890123e45", "08", "012345678901", "1_0e5", "-_0", "-.5", "+1.", "on"]
+)
+def test_to_yaml_quotes_what_kubectl_would_read_as_another_type(value: str) -> None:
+    node = yaml.compose(to_yaml([{"value": value}]))
+    assert node.value[0][1].style == "'"
+    assert yaml.safe_load(to_yaml([{"value": value}])) == {"value": value}
+
+
+@given(st.text(alphabet="0123456789eE+-._", min_size=1, max_size=12))
+def test_to_yaml_writes_no_number_without_quotes(value: str) -> None:
+    """Of Python's own conversion, which takes all numbers that go-yaml 2 takes."""
+    node = yaml.compose(to_yaml([{"value": value}]))
+    if node.value[0][1].style is None:
+        with pytest.raises(ValueError, match="could not convert"):
+            float(value.replace("_", ""))
 
 
 def test_render_is_pure() -> None:

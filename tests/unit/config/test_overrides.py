@@ -17,6 +17,8 @@ def test_load_recipe_overrides_are_yaml_values(load: Callable[..., Recipe]) -> N
     assert recipe.study.evaluation.slots == (0, 9)
     assert recipe.description == "a=b"
     assert recipe.study.seed == 7
+    assert load("description='clerk #7'").description == load('description="clerk #7"').description == "clerk #7"
+    assert load("description=C#7").description == "C#7"
 
 
 def test_load_recipe_applies_the_last_override(load: Callable[..., Recipe]) -> None:
@@ -55,6 +57,21 @@ def test_load_recipe_applies_the_last_override(load: Callable[..., Recipe]) -> N
             "data.template.user={documents} {question}",
             "data.template.user: cannot read the value: not valid YAML: line 1: did not find expected <document "
             "start>; if it is text, give it quotes of its own: 'data.template.user=\"{documents} {question}\"'",
+        ),
+        (
+            "data.path=/data/set #2.jsonl",
+            "data.path: '#2.jsonl' is a comment in YAML, and would be left out; give the value quotes of its own: "
+            "'data.path=\"/data/set #2.jsonl\"'",
+        ),
+        (
+            "evaluation.slots=[0, 1] # two",
+            "evaluation.slots: '# two' is a comment in YAML, and would be left out; give the value quotes of its own: "
+            "'evaluation.slots=\"[0, 1] # two\"'",
+        ),
+        (
+            "description=#7",
+            "description: '#7' is a comment in YAML, and would be left out; give the value quotes of its own: "
+            "'description=\"#7\"'",
         ),
         ("seed=2024-13-45", "seed: cannot read the value: not valid YAML: a value cannot be converted (ValueError)"),
     ],

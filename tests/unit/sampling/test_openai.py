@@ -143,6 +143,26 @@ def test_openai_records_an_unknown_end_as_a_failure(reason: object) -> None:
         assert errors(ask(server, ["What?"])) == [f"the server ended the answer with {reason!r}"]
 
 
+@pytest.mark.parametrize("reason", ["abort", "error", "insufficient_system_resource"])
+@pytest.mark.parametrize("model", [CHAT, COMPLETIONS])
+def test_openai_sends_a_request_again_where_the_server_gave_up(model: ModelSection, reason: str) -> None:
+    prompt = "What?" if model is CHAT else np.arange(5, dtype=np.int32)
+    with serve(FakeServer(finish_reason=reason)) as server:
+        (result,) = ask(server, [prompt], model, max_retries=1)
+    assert isinstance(result, Failure)
+    assert result.error == f"RemoteProtocolError: the server ended the answer with {reason!r}"
+    assert result.is_transient
+    assert len(server.bodies) == 2
+
+
+def test_openai_replaces_half_a_character_of_an_answer() -> None:
+    """JSON can escape half of a pair of UTF-16, which Parquet and UTF-8 cannot hold."""
+    with serve(FakeServer(answer=lambda prompt: "Zürich \ud83d")) as server:
+        (result,) = ask(server, ["What?"])
+    assert isinstance(result, TextCompletion)
+    assert result.text == "Zürich \ufffd"
+
+
 def refusals(results: Sequence[GenerationResult]) -> list[bool]:
     return [result.is_refusal for result in results if isinstance(result, Failure)]
 

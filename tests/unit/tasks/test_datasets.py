@@ -227,7 +227,8 @@ def test_draw_distractors_skips_documents_with_an_answer_and_repetitions() -> No
     assert set(drawn.documents[2:]) == {Document("b", "fine"), Document("c", "good")}
     message = (
         r"^file: only 2 of 3 distractors can be drawn for 'Which\?' from the gold documents on its side of the split "
-        r"\(data\.eval_fraction; it has 7\); add records, or lower the documents of a prompt to 4 \("
+        r"\(data\.eval_fraction; it has 7, 2 of them with an answer to this question\); add records, or lower the "
+        r"documents of a prompt to 4 \("
     )
     with pytest.raises(UserError, match=message):
         draw_distractors(gold_and(own), pool, 3, 0, "file")
@@ -238,14 +239,14 @@ def test_draw_distractors_of_no_count_changes_nothing() -> None:
     assert draw_distractors(gold_and(), [], -3, 0, "file") == gold_and()
 
 
-def test_draw_distractors_ignores_yes_and_no_of_several_hops() -> None:
-    golds = (Document("a", "x", 0), Document("b", "y", 1))
+@pytest.mark.parametrize("hops", [1, 2])
+def test_draw_distractors_looks_for_answers_as_words_and_not_for_yes_and_no(hops: int) -> None:
+    golds = (Document("a", "x", 0), Document("b", "y", 1))[:hops]
     pool = [Document("c", "Nothing is known of it, yes.")]
-    assert len(draw_distractors(Example("e", "Both?", ("No",), golds), pool, 1, 0, "file").documents) == 3
+    for answer in ("No", "yes", "thing"):
+        assert len(draw_distractors(Example("e", "Both?", (answer,), golds), pool, 1, 0, "file").documents) == hops + 1
     with pytest.raises(UserError, match="only 0 of 1"):
         draw_distractors(Example("e", "Both?", ("no", "nothing"), golds), pool, 1, 0, "file")
-    with pytest.raises(UserError, match="only 0 of 1"):
-        draw_distractors(Example("e", "Is it?", ("no",), golds[:1]), pool, 1, 0, "file")
 
 
 # --- the split

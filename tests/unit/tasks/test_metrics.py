@@ -41,6 +41,7 @@ def test_describe_metric_says_how_answers_are_decoded(settings: dict[str, Any], 
         ("U.S.A.", "usa"),
         ("Élan à la Carte", "élan à la carte"),
         ("ΣΊΣΥΦΟΣ, Straße", "σίσυφος straße"),
+        ("Mu\u0308ller, Ele\u0301a", "müller eléa"),  # as of a PDF: letters and combining marks
         ("the -- a", ""),
     ],
 )

@@ -17,7 +17,10 @@ from tests.support.commands import Command, run_evaluate
 
 
 def write_logs(tasks: Path, output: Path, scores: dict[tuple[str, str], bool], date: str) -> None:
-    """Logs of samples as lm-eval 0.4.13 names and writes them. scores: by example and position."""
+    """Logs of samples as lm-eval 0.4.13 names and writes them. scores: by example and position.
+
+    The answer has a line separator of Unicode, which lm-eval does not escape.
+    """
     output.mkdir(parents=True, exist_ok=True)
     for data in tasks.glob("*.jsonl"):
         samples = []
@@ -25,9 +28,16 @@ def write_logs(tasks: Path, output: Path, scores: dict[tuple[str, str], bool], d
             doc = json.loads(line)
             right = float(scores[doc["id"], doc["position"]])
             samples.append(
-                {"doc_id": number, "doc": doc, "resps": [["text"]], "filter": "none", "accuracy": right, "f1": right}
+                {
+                    "doc_id": number,
+                    "doc": doc,
+                    "resps": [["\u2028"]],
+                    "filter": "none",
+                    "accuracy": right,
+                    "f1": right,
+                }
             )
-        text = "".join(json.dumps(sample) + "\n" for sample in samples)
+        text = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
         (output / f"samples_{data.stem}_2026-11-{date}T10-00-00.000001.jsonl").write_text(text)
 
 
