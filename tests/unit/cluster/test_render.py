@@ -49,20 +49,27 @@ def test_to_yaml_reads_back_and_has_no_anchors() -> None:
     assert "&id" not in text
 
 
+def quotes_of(value: str) -> str | None:
+    """The quotes that a value is written in; None if there are none."""
+    document = yaml.compose(to_yaml([{"value": value}]))
+    assert isinstance(document, yaml.MappingNode)
+    ((_, node),) = document.value
+    style: str | None = node.style
+    return style
+
+
 @pytest.mark.parametrize(
     "value", ["y", "N", "1e5", "1E-5", "1234567890123e45", "08", "012345678901", "1_0e5", "-_0", "-.5", "+1.", "on"]
 )
 def test_to_yaml_quotes_what_kubectl_would_read_as_another_type(value: str) -> None:
-    node = yaml.compose(to_yaml([{"value": value}]))
-    assert node.value[0][1].style == "'"
+    assert quotes_of(value) == "'"
     assert yaml.safe_load(to_yaml([{"value": value}])) == {"value": value}
 
 
 @given(st.text(alphabet="0123456789eE+-._", min_size=1, max_size=12))
 def test_to_yaml_writes_no_number_without_quotes(value: str) -> None:
     """Of Python's own conversion, which takes all numbers that go-yaml 2 takes."""
-    node = yaml.compose(to_yaml([{"value": value}]))
-    if node.value[0][1].style is None:
+    if quotes_of(value) is None:
         with pytest.raises(ValueError, match="could not convert"):
             float(value.replace("_", ""))
 
