@@ -13,8 +13,6 @@ from pos2distill.training.step_log import StepLog
 from pos2distill.training.strategies.protocol import Strategy
 
 _UPLOAD_POLL_SECONDS = 0.2
-# After a notice training goes on until the node is gone, and what follows the last checkpoint is lost.
-_NOTICE_MINUTES = 2.0
 
 
 class Checkpointer:
@@ -105,9 +103,7 @@ class Checkpointer:
         # Without a step since the last checkpoint, the weights are unchanged.
         if steps == 0:
             return False
+        minutes = (time.monotonic() - self.last_time) / 60
         if self.settings.steps is not None and steps >= self.settings.steps:
             return True
-        longest = self.settings.minutes
-        if self.session.is_preempted():
-            longest = min(longest, _NOTICE_MINUTES)
-        return (time.monotonic() - self.last_time) / 60 >= longest
+        return minutes >= self.settings.minutes

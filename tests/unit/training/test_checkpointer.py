@@ -107,23 +107,6 @@ def test_checkpointer_saves_once_at_a_notice_also_within_a_step(clock: SimpleNam
     saver.close()
 
 
-def test_checkpointer_saves_every_two_minutes_after_a_notice(clock: SimpleNamespace, tmp_path: Path) -> None:
-    """Ray ends the workers at the end of the node's grace, of which ten minutes may be left."""
-    session = Session()
-    saver = make(session, tmp_path)
-    clock.minutes = 2.0
-    assert saver.requested_action(3, False) is Action.CONTINUE
-    session.preempted = True
-    assert saver.requested_action(4, True) is Action.CHECKPOINT_NOW
-    save(saver, 4)
-    clock.minutes = 3.9
-    assert saver.requested_action(5, False) is Action.CONTINUE
-    clock.minutes = 4.0
-    assert saver.requested_action(5, True) is Action.CONTINUE
-    assert saver.requested_action(5, False) is Action.CHECKPOINT
-    saver.close()
-
-
 def test_checkpointer_does_not_save_again_for_a_notice_that_arrives_later_than_at_another_rank(
     clock: SimpleNamespace, tmp_path: Path
 ) -> None:
