@@ -319,8 +319,10 @@ def _queued_metadata(spec: ClusterSpec) -> KubeManifest:
 
 
 # What kubectl's YAML (go-yaml 2) takes for a boolean or a number without its underscores, but PyYAML does not: y, 1e5,
-# 08.
-_NOT_TEXT_IN_GO = re.compile(r"[yYnN]|[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+# 08, 0o17, 0X1F.
+_NOT_TEXT_IN_GO = re.compile(
+    r"[yYnN]|[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?0([xX][0-9a-fA-F]+|[oO][0-7]+|[bB][01]+)"
+)
 
 
 class _PlainDumper(yaml.SafeDumper):

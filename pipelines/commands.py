@@ -188,7 +188,7 @@ def _require_samples(recipe: Recipe, studies: Sequence[PlannedStudy]) -> None:
     Only in streamed mode does it make the missing ones; staged runs may have a single GPU for both.
     """
     (planned,) = studies
-    if recipe.runtime.mode == "staged" and not is_current(planned.plan.distill):
+    if recipe.runtime.mode == "staged" and not is_current(planned.plan.rounds[0].distill):
         _require_finished(recipe, planned.plan, [planned.plan.first_sample])
 
 

@@ -33,9 +33,8 @@ def expected_work(stage: Stage, counts: Mapping[str, Mapping[str, int] | None]) 
 def _steps(stage: Stage) -> str:
     study = stage.study
     steps = math.ceil(study.wanted_samples / study.samples_per_batch) * study.training.epochs
-    plural = "" if steps == 1 else "s"
     examples, rows = study.largest_batch
-    all_steps = f"at most {steps:,} step{plural} of at most {examples:,} examples ({rows:,} rows)"
+    all_steps = f"at most {_count(steps, 'step')} of at most {_count(examples, 'example')} ({_count(rows, 'row')})"
     return all_steps + _stored(len(read_logged_steps(stage.artifact)), "done")
 
 
@@ -86,6 +85,10 @@ def _kept(stage: Stage) -> str:
     except UnreadablePartError:
         return ""
     return _stored(tally.outcomes["kept"], "kept")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _stored(count: int, what: str) -> str:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from pos2distill.config.yaml_reader import comment_in, parse_value
+from pos2distill.config.yaml_reader import last_comment, parse_value
 from pos2distill.errors import UserError
 
 
@@ -58,13 +58,13 @@ def apply_override(raw: dict[str, Any], override: str, *, prefix: str = "") -> s
         is_cut = text.count("[") > text.count("]") or text.count("{") > text.count("}")
         hint = "; if it has blanks, put the whole setting in quotes" if is_cut else ""
         if text.startswith("{") and not is_cut:
-            hint = f"; if it is text, give it quotes of its own: '{dotted}=\"{text}\"'"
+            hint = f"; if it is text, give it quotes of its own: '{prefix}{dotted}=\"{text}\"'"
         raise UserError(f"{prefix}{dotted}: cannot read the value: {error}{hint}") from None
-    comment = comment_in(text)
+    comment = last_comment(text, value)
     if comment is not None:
         raise UserError(
-            f"{prefix}{dotted}: '{comment:.80}' is a comment in YAML, and would be left out; give the value quotes of "
-            f"its own: '{dotted}=\"{text}\"'"
+            f"{prefix}{dotted}: '{comment:.80}' is a comment in YAML, and would be left out; remove it, or if it "
+            f"belongs to the value, give the value quotes of its own, as in '{prefix}{dotted}=\"a #b\"'"
         )
     if dotted.startswith("sweep."):  # the keys of a sweep are dotted names themselves
         sweep = raw.setdefault("sweep", {})

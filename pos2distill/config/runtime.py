@@ -144,9 +144,9 @@ class EndpointSection(Section):
     max_retries: int = Field(
         8,
         ge=0,
-        description="Retries of one request after connection errors, malformed answers and the statuses 408, 409, 429 "
-        "and 5xx. Each waits for the time that the server asks for (Retry-After, up to 2 minutes), else "
-        "for 0.5 s, doubled up to 8 s, less a random quarter at most.",
+        description="Retries of one request after connection errors, malformed answers, answers that the server itself "
+        "gave up, and the statuses 408, 409, 429 and 5xx. Each waits for the time that the server asks for "
+        "(Retry-After, up to 2 minutes), else for 0.5 s, doubled up to 8 s, less a random quarter at most.",
     )
     price_input: float | None = Field(None, ge=0, description="Price per million prompt tokens, in any currency.")
     price_output: float | None = Field(None, ge=0, description="Price per million answer tokens, in the same currency.")

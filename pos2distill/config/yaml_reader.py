@@ -4,6 +4,8 @@ Parsing alone accepts files that break the code after it: a key that appears twi
 `on` or `1`, which are not strings, and a few lines of nested aliases that stand for billions of values.
 """
 
+import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,11 +68,14 @@ def parse_value(text: str) -> Any:
     return documents[0] if documents else None
 
 
-def comment_in(text: str) -> str | None:
-    """The comment behind a value that `parse_value` accepts, or instead of one; None if there is none."""
-    node = yaml.compose(text, yaml.SafeLoader)
-    rest = text[node.end_mark.index :] if node else text
-    return rest.strip() if rest.lstrip().startswith("#") else None
+def last_comment(text: str, value: Any) -> str | None:
+    """The comment at the end of a text whose value is this, or instead of a value; None if there is none."""
+    for found in re.finditer(r"(?<!\S)#", text):
+        # What is left out without a change of the value is a comment. Within quotes, the rest is another value or none.
+        with contextlib.suppress(ValueError):
+            if parse_value(text[: found.start()]) == value:
+                return text[found.start() :]
+    return None
 
 
 class _InvalidYaml(ValueError):

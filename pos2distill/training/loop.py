@@ -125,15 +125,16 @@ class Trainer:
             if action is Action.STOP:
                 raise _Stopped
 
+        is_first = True
         batches = self.preparer.prefetch(loader.batches(progress))
         try:
             for prepared in batches:
                 if prepared.micro_batches:
-                    has_trained = progress.step > 0
                     with translate_step_oom_error(
-                        self.study, self.trainers, prepared.micro_batches, has_trained=has_trained
+                        self.study, self.trainers, prepared.micro_batches, self.dist.world_size, is_first=is_first
                     ):
                         record = self._step(prepared, progress.step, handle_requests)
+                    is_first = False
                     if log is not None:
                         log(record)
                 # Before requests are handled, so that a checkpoint counts this batch as done.

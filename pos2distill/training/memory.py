@@ -10,22 +10,19 @@ from pos2distill.training.micro_batches import MicroBatch
 
 
 @contextmanager
-def translate_model_oom_error(
-    study: Study, trainers: TrainersSection, has_trained: Callable[[], bool]
-) -> Iterator[None]:
+def translate_model_oom_error(study: Study, trainers: TrainersSection, workers: int) -> Iterator[None]:
     """Turn an out-of-memory error of a GPU while the model and its state are loaded into a UserError.
 
     Args:
-        has_trained: whether an earlier attempt of this run has trained.
+        workers: how many there are now, which divide the model among them.
     Raises:
-        UserError: in place of the out-of-memory error of a new run, which would fail again after a restart; names the
-            settings to change.
-        MachineError: the same for a run that has trained: fewer workers than before may hold the model now.
+        UserError: in place of the out-of-memory error, which would occur again; names the settings to change.
+        MachineError: the same where elastic training has fewer workers than it may have: another attempt may get more.
     """
 
     def make_error() -> UserError:
         remedies = _join(_remedies_for_model(study, trainers))
-        kind = MachineError if has_trained() else UserError
+        kind = MachineError if _may_get_more(trainers, workers) else UserError
         return kind(f"training: the memory of a GPU does not hold the model and its optimizer; {remedies}")
 
     with _translate_oom_error(make_error):
@@ -34,23 +31,24 @@ def translate_model_oom_error(
 
 @contextmanager
 def translate_step_oom_error(
-    study: Study, trainers: TrainersSection, micro_batches: Sequence[MicroBatch], *, has_trained: bool
+    study: Study, trainers: TrainersSection, micro_batches: Sequence[MicroBatch], workers: int, *, is_first: bool
 ) -> Iterator[None]:
     """Turn an out-of-memory error of a GPU in a training step into a UserError.
 
     Args:
-        has_trained: whether the run has made a step, in this process or an earlier one.
+        workers: see `translate_model_oom_error`.
+        is_first: whether this is the first step since the process has started.
     Raises:
-        UserError: in place of the out-of-memory error of a run's first step, which would fail again after a restart;
-            names the settings to change.
-        MachineError: the same for a later step, which may succeed after a restart: memory may be fragmented, or divided
-            among fewer workers than before.
+        UserError: in place of the out-of-memory error of a first step, which would fail again after a restart; names
+            the settings to change.
+        MachineError: the same for a later step, which may succeed after a restart, as where memory is fragmented, and
+            as in `translate_model_oom_error`.
     """
 
     def make_error() -> UserError:
         largest = max(sum(micro.batch.packed.query_lengths) for micro in micro_batches)
         remedies = _join([*_remedies_for_pass(trainers, micro_batches), *_remedies_for_model(study, trainers)])
-        kind = MachineError if has_trained else UserError
+        kind = UserError if is_first and not _may_get_more(trainers, workers) else MachineError
         return kind(
             f"training: the memory of a GPU does not hold a step, whose largest micro-batch has {largest} tokens; "
             f"{remedies}; the same command continues"
@@ -69,6 +67,11 @@ def _translate_oom_error(make_error: Callable[[], UserError]) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise make_error() from error
+
+
+def _may_get_more(trainers: TrainersSection, workers: int) -> bool:
+    """Whether there can be more workers than these."""
+    return workers < (trainers.max_workers or trainers.workers)
 
 
 def _remedies_for_pass(trainers: TrainersSection, micro_batches: Sequence[MicroBatch]) -> list[str]:

@@ -48,7 +48,7 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> TrainingOutcome:
     scratch = clear_scratch_folder(job, session)
     examples = job.examples.read_table(job.examples_file, ["example_id"], schema=EXAMPLE_SCHEMA)
     ids = sample_id_array(examples["example_id"].combine_chunks(), study.method.responses_per_example)
-    with translate_model_oom_error(study, trainers, lambda: _has_trained(session)):
+    with translate_model_oom_error(study, trainers, session.dist.world_size):
         strategy = build_strategy(study, trainers, session.device, job.student_start)
         teacher = build_teacher(study, strategy.base_states, session.device)
         progress = resume(job, session, strategy, len(ids), scratch)
@@ -72,11 +72,6 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> TrainingOutcome:
     # Not `all_gather_object`: after a stop, the thread that prepares batches may still wait in its group.
     peak = session.dist.all_reduce_max(int(peak_memory_gib(str(session.device)) * _GIB))
     return TrainingOutcome(finished, progress.step, peak / _GIB, warnings)
-
-
-def _has_trained(session: WorkerSession) -> bool:
-    """Whether there is a training state of this run, which its GPUs could hold."""
-    return next(session.saved_states(), None) is not None
 
 
 @contextmanager

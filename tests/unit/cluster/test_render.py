@@ -59,19 +59,20 @@ def quotes_of(value: str) -> str | None:
 
 
 @pytest.mark.parametrize(
-    "value", ["y", "N", "1e5", "1E-5", "1234567890123e45", "08", "012345678901", "1_0e5", "-_0", "-.5", "+1.", "on"]
+    "value", ["y", "N", "1e5", "1E-5", "1234567890123e45", "08", "1_0e5", "-_0", "-.5", "+1.", "0o17", "0X1F", "on"]
 )
 def test_to_yaml_quotes_what_kubectl_would_read_as_another_type(value: str) -> None:
     assert quotes_of(value) == "'"
     assert yaml.safe_load(to_yaml([{"value": value}])) == {"value": value}
 
 
-@given(st.text(alphabet="0123456789eE+-._", min_size=1, max_size=12))
+@given(st.text(alphabet="0123456789eE+-._xXoObBaf", min_size=1, max_size=12))
 def test_to_yaml_writes_no_number_without_quotes(value: str) -> None:
-    """Of Python's own conversion, which takes all numbers that go-yaml 2 takes."""
+    """By Python's own conversions, which take all finite numbers that go-yaml 2 takes."""
     if quotes_of(value) is None:
-        with pytest.raises(ValueError, match="could not convert"):
-            float(value.replace("_", ""))
+        for convert in (float, lambda text: int(text, 0)):
+            with pytest.raises(ValueError, match=r"could not convert|invalid literal"):
+                convert(value.replace("_", ""))
 
 
 def test_render_is_pure() -> None:

@@ -19,6 +19,7 @@ def test_load_recipe_overrides_are_yaml_values(load: Callable[..., Recipe]) -> N
     assert recipe.study.seed == 7
     assert load("description='clerk #7'").description == load('description="clerk #7"').description == "clerk #7"
     assert load("description=C#7").description == "C#7"
+    assert load("sweep={description: [Why?, 'a #b']}").sweep == {"description": ("Why?", "a #b")}
 
 
 def test_load_recipe_applies_the_last_override(load: Callable[..., Recipe]) -> None:
@@ -58,21 +59,6 @@ def test_load_recipe_applies_the_last_override(load: Callable[..., Recipe]) -> N
             "data.template.user: cannot read the value: not valid YAML: line 1: did not find expected <document "
             "start>; if it is text, give it quotes of its own: 'data.template.user=\"{documents} {question}\"'",
         ),
-        (
-            "data.path=/data/set #2.jsonl",
-            "data.path: '#2.jsonl' is a comment in YAML, and would be left out; give the value quotes of its own: "
-            "'data.path=\"/data/set #2.jsonl\"'",
-        ),
-        (
-            "evaluation.slots=[0, 1] # two",
-            "evaluation.slots: '# two' is a comment in YAML, and would be left out; give the value quotes of its own: "
-            "'evaluation.slots=\"[0, 1] # two\"'",
-        ),
-        (
-            "description=#7",
-            "description: '#7' is a comment in YAML, and would be left out; give the value quotes of its own: "
-            "'description=\"#7\"'",
-        ),
         ("seed=2024-13-45", "seed: cannot read the value: not valid YAML: a value cannot be converted (ValueError)"),
     ],
 )
@@ -80,3 +66,24 @@ def test_load_recipe_reports_a_bad_override(load: Callable[..., Recipe], overrid
     with pytest.raises(UserError) as caught:
         load(override)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("override", "comment"),
+    [
+        ("data.path=/data/set #2.jsonl", "#2.jsonl"),
+        ("evaluation.slots=[0, 1] # two", "# two"),
+        ("sampling=temperature: 0 #5", "#5"),
+        ("description=#7 # 8", "#7 # 8"),
+        ("description='a' #b", "#b"),
+    ],
+)
+def test_load_recipe_rejects_a_comment_behind_a_value(load: Callable[..., Recipe], override: str, comment: str) -> None:
+    """It may belong to the value, of which the rest would be used."""
+    name = override.partition("=")[0]
+    with pytest.raises(UserError) as caught:
+        load(override)
+    assert str(caught.value) == (
+        f"{name}: '{comment}' is a comment in YAML, and would be left out; remove it, or if it belongs to the value, "
+        f"give the value quotes of its own, as in '{name}=\"a #b\"'"
+    )

@@ -84,6 +84,20 @@ def test_a_finished_checkpoint_needs_no_samples(
     assert sample_state(recipe, "sample") == "to run"
 
 
+def test_a_finished_checkpoint_of_an_earlier_round_needs_no_samples(make_recipe: Make) -> None:
+    recipe = make_recipe(runtime={"executor": "local", "mode": "staged"}, method={"name": "r1-on-policy"})
+    run_study(recipe)
+    plan = make_plan(recipe)
+    first, last = plan.rounds
+    shutil.rmtree(first.sample.artifact.path)
+    for stage in (plan.evaluate_distilled, last.distill):
+        shutil.rmtree(stage.artifact.path)
+    assert sample_state(recipe, "distill") == "unneeded"
+    run_distill(recipe)
+    assert last.distill.artifact.is_finished
+    assert not Path(first.sample.artifact.path).exists()
+
+
 def test_a_study_of_a_sweep_needs_no_samples_of_its_own_once_it_is_finished(make_recipe: Make) -> None:
     """In the sweep it trains on the samples that a study with a teacher has made, too."""
     sweep = make_recipe(runtime={"executor": "local", "mode": "staged"}, sweep={"method.name": ["seqkd", "r1"]})

@@ -240,10 +240,10 @@ def test_draw_distractors_of_no_count_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("hops", [1, 2])
-def test_draw_distractors_looks_for_answers_as_words_and_not_for_yes_and_no(hops: int) -> None:
+def test_draw_distractors_does_not_look_for_yes_and_no(hops: int) -> None:
     golds = (Document("a", "x", 0), Document("b", "y", 1))[:hops]
     pool = [Document("c", "Nothing is known of it, yes.")]
-    for answer in ("No", "yes", "thing"):
+    for answer in ("No", "yes"):
         assert len(draw_distractors(Example("e", "Both?", (answer,), golds), pool, 1, 0, "file").documents) == hops + 1
     with pytest.raises(UserError, match="only 0 of 1"):
         draw_distractors(Example("e", "Both?", ("no", "nothing"), golds), pool, 1, 0, "file")

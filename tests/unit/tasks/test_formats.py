@@ -14,8 +14,8 @@ from pos2distill.config.formats import FORMATS, FormatName
 from pos2distill.errors import UserError
 from pos2distill.records import Document, Example
 from pos2distill.tasks.datasets import read_examples
-from pos2distill.tasks.formats import PARSERS, REASONS, Reason
-from pos2distill.tasks.metrics import contains_words
+from pos2distill.tasks.formats import PARSERS, REASONS, Reason, holds_answer
+from pos2distill.tasks.metrics import sub_exact_match
 
 Record = dict[str, Any]
 Read = Callable[..., Any]
@@ -659,9 +659,30 @@ def test_parse_record_rejects_bad_records(read: Read, form: str, record: Record,
     assert message in str(caught.value)
 
 
-def test_parse_dpr_drops_distractors_that_contain_an_answer_as_words(read: Read) -> None:
+@pytest.mark.parametrize(
+    ("answer", "text", "found"),
+    [
+        ("US", "Music, because of houses.", False),
+        ("US", "In the U.S. today.", True),
+        ("the US", "A US-based firm.", True),
+        ("US", "The US's wife", True),
+        ("4", "In 1994.", False),
+        ("4", "Of 3/4 of them.", True),
+        ("art", "A party.", False),
+        ("Obama", "Obama's wife", True),
+        ("1960s", "In the 1960s–70s", True),
+        ("東京", "東京は首都です", True),
+        ("No", "There is no doubt.", False),
+        ("*", "A * of *.", False),
+    ],
+)
+def test_holds_answer_looks_for_short_answers_as_words(answer: str, text: str, found: bool) -> None:
+    assert holds_answer(Document("", text), [answer]) == holds_answer(Document(text, ""), ["zzz", answer]) == found
+
+
+def test_parse_dpr_drops_distractors_that_contain_an_answer(read: Read) -> None:
     for document in read("dpr", DPR).distractors:
-        assert not contains_words(f"{document.title} {document.text}", DPR["answers"])
+        assert not sub_exact_match(f"{document.title} {document.text}", DPR["answers"])
     texts = ["Music, because of houses.", "In the U.S. today.", "No more."]
     contexts = [{"title": "", "text": text} for text in texts]
     gold = [{"title": "", "text": "It is in the US."}]

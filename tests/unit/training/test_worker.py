@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.executors.local import LocalSession
 from pos2distill.config import ModelSection, Recipe
-from pos2distill.errors import CorruptState, MachineError, Stopped, UserError
+from pos2distill.errors import CorruptState, Stopped, UserError
 from pos2distill.store.artifacts import Artifact
 from pos2distill.training import step_log, worker
 from pos2distill.training.distributed import DistContext
@@ -173,20 +172,6 @@ def test_run_worker_does_not_gather_in_the_group_of_samples_after_a_stop(
     with pytest.raises(Stopped, match="stopped after step 0"):
         run_distill(make_recipe(runtime={"executor": "local"}))
     assert gathered == []
-
-
-@pytest.mark.parametrize("states", [0, 1])
-def test_run_worker_lets_a_run_that_has_trained_be_tried_again_where_memory_is_short(
-    make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch, states: int
-) -> None:
-    def fail(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(worker, "build_strategy", fail)
-    monkeypatch.setattr(LocalSession, "saved_states", lambda _: iter(["state"] * states))
-    with pytest.raises(UserError, match="does not hold the model") as caught:
-        run_distill(make_recipe(runtime={"executor": "local"}))
-    assert isinstance(caught.value, MachineError) == (states == 1)
 
 
 BASE = ModelSection(path="base")
