@@ -229,7 +229,7 @@ def by_rate(rates: Mapping[str, Sequence[str]]) -> tuple[Variant, ...]:
 RATES = ("2e-5", "5e-5", "1e-4", "2e-4")
 RATES_GPU_VARIANTS = (BASE, *by_rate({"r1": (*RATES, "5e-4"), "seqkd": RATES, "sft": RATES}))
 
-KL_RATES = ("2e-4", "5e-4", "1e-3")
+KL_RATES = ("1e-4", "2e-4", "5e-4", "1e-3")
 RATES_CPU_VARIANTS = (
     BASE,
     *by_rate(
