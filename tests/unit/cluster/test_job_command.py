@@ -42,7 +42,7 @@ def test_load_job_names_the_users_recipe_by_its_path_in_the_pod(
     [
         ["runtime.storage=s3://b/first", "training.epochs=1", " runtime.storage = s3://b/last"],
         ['runtime.storage="s3://b/last"'],
-        ["runtime.storage=s3://b/last # mine"],
+        ["runtime.storage='s3://b/last'"],
         ["runtime={storage: s3://b/last}"],
     ],
 )
