@@ -232,14 +232,19 @@ class Study(Section):
         return self.method.teacher == "resident" and not contains_it
 
     @property
+    def examples_per_batch(self) -> int:
+        """Examples of a global batch: as many as fit with all their rows."""
+        return self.training.global_batch_rows // self.method.rows_per_example
+
+    @property
     def samples_per_batch(self) -> int:
-        """Samples of a global batch: of as many examples as fit."""
-        return self.training.global_batch_rows // self.method.rows_per_example * self.method.responses_per_example
+        """Samples of a global batch."""
+        return self.examples_per_batch * self.method.responses_per_example
 
     @property
     def largest_batch(self) -> tuple[int, int]:
         """The examples of a global batch, and its rows that are computed."""
-        examples = min(self.training.global_batch_rows // self.method.rows_per_example, self.data.train_examples)
+        examples = min(self.examples_per_batch, self.data.train_examples)
         return examples, examples * self.method.computed_rows_per_example
 
     @model_validator(mode="after")

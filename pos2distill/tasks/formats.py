@@ -5,7 +5,6 @@ A record that breaks its format is rejected. One that follows it but cannot be u
 
 import difflib
 import hashlib
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,10 +14,7 @@ from typing import Any, Literal
 from pos2distill.config.formats import FORMATS
 from pos2distill.errors import UserError
 from pos2distill.records import Document, Example
-from pos2distill.tasks.metrics import normalize, sub_exact_match
-
-# Characters of an answer that is hardly ever in a longer word by chance.
-_LONG_ANSWER = 4
+from pos2distill.tasks.metrics import mentions, normalize, sub_exact_match
 
 Reason = Literal[
     "no_answer",
@@ -101,23 +97,8 @@ def question_id(question: str) -> str:
 
 
 def holds_answer(document: Document, answers: Sequence[str]) -> bool:
-    """Whether the title or text of a document contains an answer, once both are normalized.
-
-    Short answers are looked for as whole words: "us" is in nearly every text. Yes and no are not looked for: they are
-    judgments, and not found in a document.
-    """
-    return any(_is_in(text, answer) for answer in answers for text in (document.title, document.text))
-
-
-def _is_in(text: str, answer: str) -> bool:
-    sought = normalize(answer)
-    if sought in ("", "yes", "no"):
-        return False
-    if len(sought) >= _LONG_ANSWER or not sought.isascii():
-        return sought in normalize(text)
-    # Punctuation separates words in "US-based", but not in "U.S.", of which the normalized text has the word.
-    is_word = re.compile(rf"(?<!\w){re.escape(sought)}(?!\w)").search
-    return bool(is_word(text.lower()) or is_word(normalize(text)))
+    """Whether the title or text of a document contains an answer (`mentions`)."""
+    return mentions(document.title, answers) or mentions(document.text, answers)
 
 
 def _parse_lost_in_the_middle(record: dict[str, Any], location: str) -> Example:

@@ -22,6 +22,8 @@ _DESCRIPTIONS: dict[Metric, str] = {
     "em": "EM of the text after 'The answer is:', SQuAD normalization",
 }
 
+# Characters of an answer that is hardly ever in a longer word by chance.
+_LONG_ANSWER = 4
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _FINAL_ANSWER = re.compile(r"the answer is[:：]?\s*(.*)", re.IGNORECASE)  # the published parse (arXiv:2508.15709)
@@ -94,6 +96,25 @@ def contains_words(text: str, answers: Sequence[str]) -> bool:
     """Whether any normalized answer is in the normalized text as whole words; an empty one matches nothing."""
     words = f" {normalize(text)} "
     return any(expected and f" {expected} " in words for expected in map(normalize, answers))
+
+
+def mentions(text: str, answers: Sequence[str]) -> bool:
+    """Whether a document's text contains any answer, once both are normalized.
+
+    Short answers are looked for as whole words: "us" is in nearly every text. Yes and no are not looked for: they are
+    judgments, and not found in a document.
+    """
+    normal, lower = normalize(text), text.lower()
+    for answer in {normalize(answer) for answer in answers} - {"", "yes", "no"}:
+        if len(answer) >= _LONG_ANSWER or not answer.isascii():
+            if answer in normal:
+                return True
+            continue
+        # Punctuation separates words in "US-based", but not in "U.S.", of which the normalized text has the word.
+        is_word = re.compile(rf"(?<!\w){re.escape(answer)}(?!\w)").search
+        if is_word(lower) or is_word(normal):
+            return True
+    return False
 
 
 def contains(text: str, answers: Sequence[str]) -> bool:
