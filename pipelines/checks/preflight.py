@@ -170,6 +170,10 @@ def check_model(run: PendingRun) -> None:
     check_against_model(run.study)
     check_weights_once(run.study.model, version)
     runtime = run.recipe.runtime
+    if run.study.model.engine == "hf":
+        from pos2distill.models.check import check_engine_attention
+
+        check_engine_attention(run.study.model, on_gpu=runtime.samplers.gpus > 0)
     # Where the model computes packed rows: teachers and analyses read hidden states as training does.
     pools: list[PoolSection | TrainersSection] = []
     if run.trains:

@@ -38,6 +38,7 @@ from pos2distill.models.trainable import (
     is_quantized,
     reject_attention,
     reject_quantized,
+    reject_soft_caps,
     reject_unpackable,
     require_trainable_family,
 )
@@ -117,6 +118,20 @@ def check_trainable(model: ModelSection, *, on_gpu: bool) -> None:
                 lm = empty_model(model, folder=folder, attention=PACKED[attention])
             reject_attention(lm, attention, model_name=model.path)
         reject_unpackable(lm, context=context_length(model, folder=folder), model_name=model.path)
+
+
+def check_engine_attention(model: ModelSection, *, on_gpu: bool) -> None:
+    """Check that the engine `hf` computes all of a model's attention, from its config.
+
+    Args:
+        on_gpu: whether it runs on GPUs. Which implementation `auto` is there is known only on them.
+    Raises:
+        UserError: naming the implementations that compute all of it.
+    """
+    if on_gpu and model.attention == "auto":
+        return
+    attention = resolve_attention(model.attention, torch_dtype(model.dtype), torch.device("cpu"))
+    reject_soft_caps(load_config(model), attention, model_name=model.path)
 
 
 def check_sharded(model: ModelSection) -> None:

@@ -27,7 +27,10 @@ def check_inference(model: ModelSection, inference: InferenceSection) -> None:
     Raises:
         UserError: with what the model lacks.
     """
-    stored = resolve_scales((), load_config(model), model.path)
+    config = load_config(model)
+    if model.engine == "hf":
+        _require_frequencies_by_row(config, model)
+    stored = resolve_scales((), config, model.path)
     changes = inference.spec.changes
     if changes in ("nothing", "order") and not stored:
         return
@@ -73,6 +76,19 @@ def require_position_room(model: ModelSection, config: Any, factor: float) -> No
         raise UserError(
             f"method.view: shifted rows need {math.ceil(factor * context)} positions, {model.path} has {positions}; "
             f"set model.max_length to {int(positions / factor)} or less"
+        )
+
+
+def _require_frequencies_by_row(config: Any, model: ModelSection) -> None:
+    """Reject prompts so long that the frequencies of `dynamic` RoPE would grow with the batch's longest row.
+
+    They would also stay grown for later batches. Of `longrope`, the engine keeps the two kinds of prompts apart.
+    """
+    longest = longest_with_fixed_rope(config.get_text_config())
+    if longest and "dynamic" in rope_types(config) and context_length(model) > longest:
+        raise UserError(
+            f"{model.path}: beyond {longest} tokens its position encoding (dynamic RoPE) depends on the other prompts "
+            f"of a batch; set model.max_length to {longest} or less, or model.engine to vllm"
         )
 
 

@@ -30,6 +30,7 @@ from pos2distill.models.files import local_folder
 from pos2distill.models.rope.layer_scales import resolve_scales, scale_layers
 from pos2distill.models.trainable import (
     reject_attention,
+    reject_soft_caps,
     reject_unpackable,
     require_trainable_family,
 )
@@ -46,7 +47,11 @@ def load_tokenizer(model: ModelSection) -> PreTrainedTokenizerBase:
     if not any((Path(folder) / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise UserError(f"{model.path}: holds no tokenizer (tokenizer.json, tokenizer.model or vocab.json)")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=model.trust_remote_code)
+        # Mistral's folders may hold a `tekken.json` too. transformers 5.19 would load it with mistral-common, whose
+        # tokenizers have no chat template.
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=model.trust_remote_code, mistral_format=False
+        )
     except Exception as error:  # tokenizers 0.23 raises plain `Exception` for a file that it cannot read
         raise_if_refused(model.path, error)
         raise UserError(f"{model.path}: no usable tokenizer: {error_text(error)}; copy its files again") from error
@@ -91,7 +96,8 @@ def load_model(
 
     Raises:
         UserError: if the folder holds no safetensors, or lacks weights of the model; of a hub model, if its weights do
-            not pass `check_weights`; if the model's attention cannot be computed exactly on packed rows.
+            not pass `check_weights`; if the implementation leaves out a part of its attention, or cannot compute it
+            exactly on packed rows.
     """
     folder = checked_folder(model)
     weights = dtype or torch_dtype(model.dtype)
@@ -101,8 +107,10 @@ def load_model(
     attention = resolve_attention(model.attention, compute_dtype or weights, torch.device(device))
     disable_cudnn_attention()
     implementation = attention
+    config = load_config(model)
+    reject_soft_caps(config, attention, model_name=model.path)
     if packed:
-        require_trainable_family(load_config(model), model.path)
+        require_trainable_family(config, model.path)
         register_kernels()
         implementation = PACKED[attention]
     with attention_errors(model, attention):

@@ -148,13 +148,28 @@ def reject_attention(lm: Any, attention: str, *, model_name: str) -> None:
     Raises:
         UserError: naming the implementations that support all of it.
     """
-    if attention == "sdpa" and getattr(lm.config.get_text_config(), "attn_logit_softcapping", None):
+    reject_soft_caps(lm.config, attention, model_name=model_name)
+    if attention == "flash_attention_2":
+        _reject_without_flash_attention(lm, attention, model_name)
+
+
+def reject_soft_caps(config: Any, attention: str, *, model_name: str) -> None:
+    """Reject torch's kernels for a model that caps its attention scores: they would leave out the cap.
+
+    transformers 5.19 does so without a word.
+
+    Args:
+        config: the model's config.
+        attention: implementation, without its packed version.
+        model_name: the model's name in messages.
+    Raises:
+        UserError: naming the implementations that compute the cap.
+    """
+    if attention == "sdpa" and getattr(config.get_text_config(), "attn_logit_softcapping", None):
         raise UserError(
             f"{model_name}: its attention scores are soft-capped, which torch's kernels do not support; "
             f"set model.attention to flash_attention_2 or eager"
         )
-    if attention == "flash_attention_2":
-        _reject_without_flash_attention(lm, attention, model_name)
 
 
 def _reject_unpackable_layers(lm: Any, config: Any, model_name: str) -> None:

@@ -18,6 +18,7 @@ from pos2distill.models.padding import pad_left
 from pos2distill.models.rope.attention_buckets import MixBases, use_bases
 from pos2distill.models.rope.layer_scales import scale_layers
 from pos2distill.models.rope.ms_poe import apply_ms_poe
+from pos2distill.models.trainable import longest_with_fixed_rope
 from pos2distill.records import Tokens, TopKLogprobs
 from pos2distill.sampling.engines.protocol import (
     Completion,
@@ -64,6 +65,7 @@ class HfEngine:
             f"model.engine to vllm and runtime.vllm.tensor_parallel_size, or use larger GPUs"
         ):
             self.model: Any = load_model(model, device=device)
+        self.longest_with_fixed_rope = longest_with_fixed_rope(self.model.config.get_text_config())
         self.ms_poe = None
         if inference.method == "ms_poe":
             self.ms_poe = apply_ms_poe(self.model, inference.ms_poe, model.path)
@@ -79,12 +81,20 @@ class HfEngine:
             scale_layers(self.model, params.rope_scales, self.path)
         # How prompts are grouped does not change their responses, except by rounding.
         results: dict[int, GenerationResult] = {}
-        # With several bases, each token of padding is computed once for each base.
-        min_saving = _STEP_TOKENS[self.device] * params.max_new_tokens // self.bases
-        for rows in group_by_length([len(prompt) for prompt in prompts], min_saving):
+        for rows in self._groups([len(prompt) for prompt in prompts], params.max_new_tokens):
             group = self._generate_or_halve([prompts[row] for row in rows], params, [seeds[row] for row in rows])
             results |= dict(zip(rows, group, strict=True))
         return [results[row] for row in range(len(prompts))]
+
+    def _groups(self, lengths: Sequence[int], max_new_tokens: int) -> list[list[int]]:
+        """The indices of prompts that are generated for together."""
+        # With several bases, each token of padding is computed once for each base.
+        min_saving = _STEP_TOKENS[self.device] * max_new_tokens // self.bases
+        groups = []
+        for rows in group_by_rope(lengths, max_new_tokens, self.longest_with_fixed_rope):
+            for group in group_by_length([lengths[row] for row in rows], min_saving):
+                groups.append([rows[index] for index in group])
+        return groups
 
     def _generate_or_halve(
         self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]
@@ -192,6 +202,28 @@ class SeededGumbel(LogitsProcessor):
         for row_V, generator in zip(exponential_BV, self.generators, strict=True):
             row_V.exponential_(generator=generator)
         return scores - exponential_BV.log().to(scores.device)
+
+
+def group_by_rope(lengths: Sequence[int], max_new_tokens: int, longest: int | None) -> list[list[int]]:
+    """Group the indices of prompts so that RoPE's frequencies are those that each prompt has alone.
+
+    The frequencies of `longrope` change once the longest row of a batch has more than `longest` tokens. So prompts that
+    stay within them are apart from those that are longer from the start, and those that become longer are alone.
+
+    Args:
+        longest: see `longest_with_fixed_rope`.
+    """
+    if longest is None:
+        return [list(range(len(lengths)))]
+    within, beyond, alone = [], [], []
+    for row, length in enumerate(lengths):
+        if length + max_new_tokens <= longest:
+            within.append(row)
+        elif length > longest:
+            beyond.append(row)
+        else:
+            alone.append([row])
+    return [group for group in (within, beyond, *alone) if group]
 
 
 def group_by_length(lengths: Sequence[int], min_saving: int) -> list[list[int]]:

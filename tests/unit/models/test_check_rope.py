@@ -49,6 +49,21 @@ def test_check_inference_accepts_a_plain_model(save: Callable[..., ModelSection]
     check_inference(save(GPT2Config()), InferenceSection(method="reorder"))
 
 
+def test_check_inference_rejects_frequencies_that_depend_on_the_batch(save: Callable[..., ModelSection]) -> None:
+    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    config = LlamaConfig(**SMALL, **HEADS, rope_parameters=dynamic)
+    longest = config.max_position_embeddings
+    model = save(config).model_copy(update={"max_length": longest + 1})
+    with pytest.raises(UserError) as caught:
+        check_inference(model, InferenceSection())
+    assert str(caught.value) == (
+        f"{model.path}: beyond {longest} tokens its position encoding (dynamic RoPE) depends on the other prompts of a "
+        f"batch; set model.max_length to {longest} or less, or model.engine to vllm"
+    )
+    check_inference(model.model_copy(update={"max_length": longest}), InferenceSection())
+    check_inference(model.model_copy(update={"engine": "vllm"}), InferenceSection())
+
+
 @pytest.mark.parametrize(
     ("inference", "message"),
     [

@@ -85,6 +85,18 @@ def test_load_tokenizer_silences_the_length_that_the_tokenizer_knows(
     assert warnings == []
 
 
+def test_load_tokenizer_prefers_the_tokenizer_of_transformers_to_that_of_mistral(
+    copy_model: Callable[..., ModelSection],
+) -> None:
+    """Models of Mistral's come with both, and only one of them has a chat template."""
+    model = copy_model()
+    expected = load_tokenizer(model).apply_chat_template([{"role": "user", "content": "a question"}])
+    path = Path(model.path, "config.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "mistral"}))
+    Path(model.path, "tekken.json").write_text("{}")
+    assert load_tokenizer(model).apply_chat_template([{"role": "user", "content": "a question"}]) == expected
+
+
 def test_load_model_rejects_a_folder_without_safetensors(copy_model: Callable[..., ModelSection]) -> None:
     with pytest.raises(UserError, match="safetensors"):
         load_model(copy_model("model.safetensors"))
@@ -135,10 +147,6 @@ def test_load_model_rejects_stateful_layers_for_packed_rows(
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        (
-            {"attn_logit_softcapping": 50.0},
-            r"scores are soft-capped, .*; set model.attention to flash_attention_2 or eager",
-        ),
         ({"attention_chunk_size": 64}, r"its attention is chunked by position, which packing rows would shift"),
         (
             {
@@ -159,6 +167,14 @@ def test_load_model_rejects_attention_that_packing_would_change(
     load_model(model)
     with pytest.raises(UserError, match=message):
         load_model(model, packed=True)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_load_model_rejects_kernels_that_leave_out_soft_caps(*, packed: bool, tmp_path: Path) -> None:
+    model = save_tiny("gemma2", tmp_path)
+    with pytest.raises(UserError, match=r"soft-capped, .*; set model.attention to flash_attention_2 or eager"):
+        load_model(model.model_copy(update={"attention": "sdpa"}), packed=packed)
+    load_model(model.model_copy(update={"attention": "eager"}), packed=packed)
 
 
 def test_load_model_accepts_dynamic_rope_up_to_its_fixed_length(tiny_model_path: str, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
 from pos2distill.models import trainable
-from pos2distill.models.check import check_sharded, check_trainable, check_weights
+from pos2distill.models.check import check_engine_attention, check_sharded, check_trainable, check_weights
 from pos2distill.models.load import load_model
 from pos2distill.models.trainable import REJECTED, TRAINABLE, reject_unpackable, require_trainable_family
 from scripts.model_families import PAGE, TOLERANCE, check, check_family, render, save_tiny
@@ -104,6 +104,21 @@ def test_check_trainable_rejects_attention_by_the_config_alone(
         check_trainable(chosen, on_gpu=False)
     check_trainable(chosen.model_copy(update={"attention": "eager"}), on_gpu=False)
     check_trainable(chosen, on_gpu=True)  # where flash-attn may be installed
+
+
+def test_check_engine_attention_rejects_kernels_that_leave_out_soft_caps(tmp_path: Path) -> None:
+    model = save_tiny("gemma2", tmp_path).model_copy(update={"attention": "auto"})
+    message = (
+        f"{tmp_path}: its attention scores are soft-capped, which torch's kernels do not support; set model.attention "
+        f"to flash_attention_2 or eager"
+    )
+    with pytest.raises(UserError) as caught:
+        check_engine_attention(model, on_gpu=False)
+    assert str(caught.value) == message
+    check_engine_attention(model, on_gpu=True)  # where flash-attn may be installed
+    with pytest.raises(UserError):
+        check_engine_attention(model.model_copy(update={"attention": "sdpa"}), on_gpu=True)
+    check_engine_attention(model.model_copy(update={"attention": "eager"}), on_gpu=False)
 
 
 @pytest.mark.parametrize(

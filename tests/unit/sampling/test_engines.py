@@ -2,6 +2,7 @@ import asyncio
 import selectors
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,9 +18,10 @@ from pos2distill.models.load import load_model
 from pos2distill.records import Tokens
 from pos2distill.sampling.engines import build_engine
 from pos2distill.sampling.engines.fake import FakeEngine
-from pos2distill.sampling.engines.hf import HfEngine, SeededGumbel, group_by_length
+from pos2distill.sampling.engines.hf import HfEngine, SeededGumbel, group_by_length, group_by_rope
 from pos2distill.sampling.engines.protocol import Completion, Engine, EngineDied, Failure, SamplingParams
 from pos2distill.sampling.engines.vllm import VllmClasses, VllmEngine, _reason
+from scripts.model_families import save_tiny
 from tests.support.engines import hf_engine
 
 NEVER = (299,)  # a token that the model never generates after the prompts below
@@ -207,6 +209,25 @@ def test_hf_engine_generates_short_prompts_apart_from_long_ones(
     for row in (0, 51, 102):
         (alone,) = generate(engine, [mixed[row]], sampled(), [row])
         assert results[row].token_ids.tolist() == alone.token_ids.tolist()
+
+
+def test_prompts_are_grouped_by_the_length_at_which_rope_changes() -> None:
+    """With 8 new tokens and a change beyond 64: 56 tokens stay within, 65 are beyond from the start."""
+    assert group_by_rope([56, 65, 57, 10, 64, 100], 8, 64) == [[0, 3], [1, 5], [2], [4]]
+    assert group_by_rope([70], 8, 64) == [[0]]
+    assert group_by_rope([56, 65], 8, None) == [[0, 1]]
+
+
+def test_hf_engine_answers_each_prompt_with_its_own_frequencies_of_longrope(tmp_path: Path) -> None:
+    """Prompts on both sides of the length at which they change, and one that crosses it, in one batch."""
+    longrope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64}
+    factors = {"short_factor": [1.0] * 4, "long_factor": [40.0] * 4}
+    engine = hf_engine(save_tiny("llama", tmp_path, rope_parameters=longrope | factors))
+    random = np.random.default_rng(5)
+    prompts = [random.integers(5, 250, length).astype(np.int32) for length in (9, 60, 100, 12, 90)]
+    together = generate(engine, prompts, greedy(8), list(range(5)))
+    alone = [generate(engine, [prompt], greedy(8), [0])[0] for prompt in prompts]
+    assert [each.token_ids.tolist() for each in together] == [each.token_ids.tolist() for each in alone]
 
 
 def test_hf_engine_splits_a_batch_that_is_out_of_memory(
