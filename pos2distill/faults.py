@@ -111,13 +111,18 @@ def find_refusal(error: BaseException) -> BaseException | None:
     """The first of an error and its causes that reports wrong rights, credentials or settings, or None."""
     chain: BaseException | None = error
     while chain is not None:
-        is_remote = type(chain).__module__.partition(".")[0] in _REMOTE_PACKAGES
+        is_remote = type(chain).__module__.partition(".")[0] in _REMOTE_PACKAGES or is_forbidden_by_gcs(chain)
         is_about_file = _status_of(chain) in _STATUS_OF_FILE
         if isinstance(chain, PermissionError) or (is_remote and is_permanent(chain) and not is_about_file):
             return chain
         # Also a context that `from None` hides from readers, as `urls.storage_errors` does.
         chain = chain.__cause__ or chain.__context__
     return None
+
+
+def is_forbidden_by_gcs(error: BaseException) -> bool:
+    """Whether Google Cloud Storage refuses a request for lack of rights: gcsfs 2026.10 raises a plain OSError then."""
+    return type(error) is OSError and error.errno is None and str(error).startswith("Forbidden: ")
 
 
 def is_missing(error: BaseException) -> bool:
@@ -132,8 +137,8 @@ def error_text(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
-    # A first line that ends in a colon says nothing without the next one.
-    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    # A first line that ends in a colon says nothing without the next one, nor does gcsfs's, which is the URL.
+    return " ".join(lines[:2]) if lines[0].endswith(":") or is_forbidden_by_gcs(error) else lines[0]
 
 
 def error_file(error: BaseException, url: str) -> str:
@@ -167,7 +172,9 @@ def _general_fix(error: BaseException) -> str:
     for part, text in _REMOTE_FIXES.items():
         if part in name:
             return text
-    return _CREDENTIALS if is_about_credentials(error) else ""
+    is_unknown_to_gcs = type(error).__module__ == "gcsfs.retry" and _status_of(error) == 401
+    is_refused = is_about_credentials(error) or is_forbidden_by_gcs(error) or is_unknown_to_gcs
+    return _CREDENTIALS if is_refused else ""
 
 
 def is_about_credentials(error: BaseException) -> bool:
@@ -195,6 +202,8 @@ def is_permanent(error: BaseException) -> bool:
 
 def _status_of(error: BaseException) -> int | None:
     """The HTTP status with which a server refused, wherever a library keeps it; None of other errors."""
+    if is_forbidden_by_gcs(error):
+        return 403
     response = getattr(error, "response", None)
     if isinstance(response, Mapping):  # botocore 1.43
         if response.get("Error", {}).get("Code") == "RequestTimeout":

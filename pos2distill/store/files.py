@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
-from pos2distill.faults import is_fault
+from pos2distill.faults import is_fault, is_forbidden_by_gcs
 from pos2distill.parquet import open_parquet
 
 ROW_GROUP_SIZE = 256
@@ -129,5 +129,6 @@ def write_bytes(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
 
 def is_corrupt(error: BaseException) -> bool:
     """Whether a Parquet file could not be read because of its content. Else its storage could not be read."""
-    # Arrow 23 raises a plain OSError for damaged pages; those of storages have a number or another class.
-    return (type(error) is OSError and error.errno is None) or not is_fault(error)
+    # Arrow 23 raises a plain OSError for damaged pages; those of storages have a number or another class, except one.
+    is_of_arrow = type(error) is OSError and error.errno is None and not is_forbidden_by_gcs(error)
+    return is_of_arrow or not is_fault(error)

@@ -1,4 +1,5 @@
 import errno
+import json
 import socket
 import ssl
 import urllib.error
@@ -9,11 +10,21 @@ import requests
 from aiohttp import InvalidURL
 from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError, ProfileNotFound
 from botocore.exceptions import SSLError as BotocoreSSLError
+from gcsfs.retry import HttpError, validate_response
 
 from pos2distill.faults import describe, disk_is_full, is_transient, refuses_access
 
 UNTRUSTED = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate"
 DEBUG = "; POS2DISTILL_DEBUG=1 shows the traceback"
+
+
+def error_of_gcs(status: int, message: str) -> Exception:
+    """What gcsfs raises for an answer of Google Cloud Storage."""
+    try:
+        validate_response(status, json.dumps({"error": {"code": status, "message": message}}), "https://storage/b/o")
+    except (OSError, HttpError) as error:
+        return error
+    raise AssertionError("the answer is no error")
 
 
 @pytest.mark.parametrize(
@@ -44,6 +55,16 @@ DEBUG = "; POS2DISTILL_DEBUG=1 shows the traceback"
             "NoCredentialsError: Unable to locate credentials; check the credentials of the storage and their rights; "
             "run the same command again to continue",
         ),
+        (
+            error_of_gcs(403, "me@x does not have storage.objects.get access"),
+            "OSError: Forbidden: https://storage/b/o me@x does not have storage.objects.get access; check the "
+            "credentials of the storage and their rights",
+        ),
+        (
+            error_of_gcs(401, "Anonymous caller does not have access"),
+            "HttpError: Anonymous caller does not have access, 401; check the credentials of the storage and their "
+            "rights",
+        ),
         # As safetensors 0.8 raises it.
         (
             RuntimeError("I/O error: No space left on device (os error 28)"),
@@ -71,6 +92,8 @@ def test_refuses_access_is_about_rights_and_settings_and_not_about_what_is_missi
     assert refuses_access(ProfileNotFound(profile="mine"))
     assert refuses_access(BotocoreSSLError(endpoint_url="https://x", error=UNTRUSTED))
     assert refuses_access(PermissionError(13, "Permission denied"))
+    assert refuses_access(error_of_gcs(403, "denied"))
+    assert not refuses_access(error_of_gcs(503, "try again"))
     assert not refuses_access(of_s3("NoSuchKey", 404))
     assert not refuses_access(of_s3("InvalidRange", 416))
     assert not refuses_access(of_s3("ConditionalRequestConflict", 409))

@@ -23,7 +23,7 @@ CREDENTIALS = "; check the credentials of the storage and their rights"
 DISK = "; free space there, or use another disk (runtime.storage; TMPDIR for temporary files)"
 RIGHTS = "; check the permissions of the file and of its folder"
 PROFILE = "; set AWS_PROFILE to a profile of ~/.aws/config, or unset it"
-GCS_MESSAGE = "storage.objects.list access denied, 403"
+GCS_MESSAGE = "Forbidden: https://storage/b storage.objects.list access denied"
 NETWORK = "; check the network and AWS_ENDPOINT_URL"
 
 
@@ -49,7 +49,7 @@ def test_open_url_rejects_an_unknown_protocol() -> None:
         (PermissionError(13, "Permission denied", "/x"), "Permission denied: /x", RIGHTS),
         (TimeoutError(), "TimeoutError", NETWORK),
         (aiohttp.ClientConnectionError("Connection closed"), "Connection closed", NETWORK),
-        (HttpError({"code": 403, "message": "storage.objects.list access denied"}), GCS_MESSAGE, ""),
+        (OSError("Forbidden: https://storage/b\nstorage.objects.list access denied"), GCS_MESSAGE, CREDENTIALS),
     ],
 )
 def test_storage_errors_become_one_line(error: Exception, reason: str, remedy: str) -> None:
@@ -71,7 +71,7 @@ def test_storage_errors_names_the_endpoint_of_s3_for_s3_only(url: str) -> None:
         (NoCredentialsError(), True),  # a pod gets them from a server of its node, which may not answer yet
         (PermissionError(13, "Permission denied"), False),
         (FileNotFoundError(2, "No such file or directory"), False),
-        (HttpError({"code": 403, "message": "denied"}), False),
+        (OSError("Forbidden: https://storage/b\ndenied"), False),  # as gcsfs 2026.10 raises it
         (HttpError({"code": 503, "message": "try again"}), True),
         (EndpointConnectionError(endpoint_url="http://127.0.0.1:9"), True),
         (TimeoutError(), True),

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
-from pos2distill.errors import TransientError
+from pos2distill.errors import TransientError, UserError
 from pos2distill.records import PREDICTION_SCHEMA
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.parts import TableParts
@@ -132,6 +132,19 @@ def test_read_raises_when_the_storage_cannot_be_read(
     with pytest.raises(TransientError, match=r"part-000000\.parquet: cannot be used \(.*\(runtime\.storage\)"):
         parts.read()
     assert "corrupt" not in caplog.text
+
+
+def test_read_raises_when_google_cloud_forbids_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gcsfs 2026.10 raises the class that Arrow raises for damaged pages."""
+    parts = open_parts(str(tmp_path))
+    parts.append(answers(("a", 0)))
+
+    def refuse(*_args: Any, **_settings: Any) -> None:
+        raise OSError("Forbidden: https://storage/b/o\nme@x does not have storage.objects.get access")
+
+    monkeypatch.setattr(type(parts.artifact.fs), "_open", refuse)
+    with pytest.raises(UserError, match=r"\.parquet: cannot be used \(Forbidden: .* access\).*; check the credentials"):
+        parts.read()
 
 
 def test_append_overwrites_no_part_after_one_was_removed(tmp_path: Path) -> None:
