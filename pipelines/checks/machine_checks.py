@@ -6,7 +6,6 @@ import socket
 import tempfile
 import time
 import urllib.parse
-import uuid
 from pathlib import Path
 
 from fsspec.implementations.local import LocalFileSystem
@@ -18,6 +17,7 @@ from pos2distill.environment import names_cluster
 from pos2distill.errors import UserError, warn
 from pos2distill.faults import error_text
 from pos2distill.hardware import local_cpus
+from pos2distill.store.storage import probe_storage
 from pos2distill.urls import open_url, storage_errors
 
 from .model_checks import count_parameters
@@ -89,9 +89,7 @@ def check_rights(run: PendingRun) -> None:
         if isinstance(fs, LocalFileSystem):
             _probe_folder(_existing(path))
         else:
-            probe = f"{path}/probe-{uuid.uuid4().hex}"
-            fs.pipe_file(probe, b"x")
-            fs.rm_file(probe)
+            probe_storage(storage)
     with storage_errors("the folder for temporary files", "TMPDIR"):
         _probe_folder(tempfile.gettempdir())
 

@@ -122,7 +122,8 @@ def read_processes() -> dict[int, _Process]:
         if not entry.isdigit():
             continue
         try:
-            stat = Path("/proc", entry, "stat").read_text(encoding="utf-8")
+            # The kernel cuts names to 15 bytes, also inside a character.
+            stat = Path("/proc", entry, "stat").read_text(encoding="utf-8", errors="replace")
         except OSError:  # the process ended after the listing
             continue
         # proc(5): PID (NAME) STATE PARENT ... START, where NAME may contain spaces and brackets.

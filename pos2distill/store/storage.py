@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import uuid
 from contextlib import suppress
 
 import fsspec
@@ -17,7 +18,10 @@ RUN_FILE = "run.json"  # names the recipe that owns the storage
 DRIVER_FILE = "driver.json"  # names the running driver (see `lease`)
 
 # Also while they are written (`write_bytes`), or if a run was killed then.
-_MARK = re.compile(rf"({re.escape(RUN_FILE)}|{re.escape(DRIVER_FILE)})(\.[0-9a-f]+\.partial)?")
+_MARK = rf"({re.escape(RUN_FILE)}|{re.escape(DRIVER_FILE)})(\.[0-9a-f]+\.partial)?"
+# Left by a run that was killed then, or that may write and not delete.
+_PROBE = "probe-[0-9a-f]{32}"
+_NO_CONTENT = re.compile(f"{_MARK}|{_PROBE}")
 
 
 def check_storage(storage: str, name: str) -> bool:
@@ -61,6 +65,14 @@ def run_name(fs: fsspec.AbstractFileSystem, path: str) -> str:
     return str(json.loads(fs.cat_file(f"{path}/{RUN_FILE}"))["name"])
 
 
+def probe_storage(storage: str) -> None:
+    """Write a file to a remote storage and delete it, to see whether it raises."""
+    fs, path = open_url(storage, "runtime.storage")
+    probe = f"{path}/probe-{uuid.uuid4().hex}"
+    fs.pipe_file(probe, b"x")
+    fs.rm_file(probe)
+
+
 def claim_storage(storage: str, name: str) -> bool:
     """Create the folder if needed, and mark it as the storage of this recipe.
 
@@ -94,6 +106,6 @@ def remove_if_empty(storage: str) -> None:
 
 
 def _list_content(fs: fsspec.AbstractFileSystem, path: str) -> set[str]:
-    """Names of the entries of a folder, without the two files that mark its owner."""
+    """Names of the entries of a folder, without the two files that mark its owner, and probes."""
     names = {last_part(str(entry)) for entry in fs.ls(path, detail=False)}
-    return {name for name in names if not _MARK.fullmatch(name)}
+    return {name for name in names if not _NO_CONTENT.fullmatch(name)}

@@ -107,9 +107,9 @@ class VllmEngine:
         )
         # The scales of the study replace those of the model's folder, which vLLM reads by itself.
         scales = resolve_scales(model.rope_scales, load_config(model), model.path)
+        start_reaper()  # before the engine starts processes
         try:
             arguments = engine_arguments(model, settings, scales, device=device)
-            start_reaper()  # before the engine starts processes
             # The usage context of vLLM's offline class `LLM`: vLLM 0.32 gives it more tokens in a step than a server.
             engine = AsyncLLM.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
         except RuntimeError as error:

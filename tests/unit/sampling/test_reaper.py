@@ -124,6 +124,17 @@ def parents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Pare
         parent.close()
 
 
+def test_read_processes_takes_names_that_are_no_text() -> None:
+    """Linux cuts them to 15 bytes, also inside a character."""
+    rename = "open('/proc/self/comm', 'wb').write(b'name \\xc3'); print(flush=True); input()"
+    process = subprocess.Popen([sys.executable, "-S", "-c", rename], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process:
+        process.stdout.readline()
+        assert reaper.read_processes()[process.pid].parent == os.getpid()
+        process.communicate(b"\n")
+
+
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "end"])
 def test_start_reaper_kills_later_processes_with_their_parent(parents: dict[str, Parent], how: str) -> None:
     parent = parents[how]

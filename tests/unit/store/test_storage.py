@@ -5,7 +5,7 @@ import pytest
 
 from pos2distill.errors import UserError
 from pos2distill.store.artifacts import Artifact
-from pos2distill.store.storage import check_storage, claim_storage, release_storage
+from pos2distill.store.storage import check_storage, claim_storage, probe_storage, release_storage
 
 
 def test_claim_storage_rejects_another_recipe(storage: str) -> None:
@@ -49,6 +49,22 @@ def test_claim_storage_rejects_a_folder_with_foreign_files(storage: str) -> None
     assert fs.cat_file(f"{path}/thesis.tex") == b"years of work"
     with pytest.raises(UserError, match=r"thesis.tex: is a file, expected a folder \(runtime.storage\)$"):
         claim_storage(f"{storage}/thesis.tex", "mine")
+
+
+def test_claim_storage_takes_what_is_left_of_a_probe_for_nothing(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a first try with rights to write and none to delete."""
+    fs, path = fsspec.url_to_fs(storage)
+    fs.makedirs(path)
+
+    def refuse(*_args: object) -> None:
+        raise PermissionError(13, "Access Denied")
+
+    with monkeypatch.context() as rights:
+        rights.setattr(type(fs), "rm_file", refuse)
+        with pytest.raises(PermissionError):
+            probe_storage(storage)
+    assert not check_storage(storage, "mine")
+    claim_storage(storage, "mine")
 
 
 def test_claim_storage_reports_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
