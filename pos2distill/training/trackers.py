@@ -168,6 +168,9 @@ def _open_tensorboard(run: TrackedRun) -> ExperimentTracker:
     # The packages of trackers are optional, so each is imported only when a study names it.
     from torch.utils.tensorboard import SummaryWriter
 
+    protocol, is_remote, _ = run.folder.partition("://")
+    if is_remote and protocol in ("gs", "gcs"):
+        _replace_instead_of_appending(protocol)
     # What an earlier run logged from this step on is not shown: those steps are made again.
     writer = SummaryWriter(run.folder, purge_step=run.step)  # type: ignore[no-untyped-call]
     writer.add_text("study", f"```\n{run.settings}\n```", run.step)  # type: ignore[no-untyped-call]
@@ -177,6 +180,23 @@ def _open_tensorboard(run: TrackedRun) -> ExperimentTracker:
             writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
 
     return ExperimentTracker("tensorboard", log, writer.close)
+
+
+def _replace_instead_of_appending(protocol: str) -> None:
+    """Let TensorBoard write a file of this protocol anew, with all of its events, instead of appending to it.
+
+    Google Cloud Storage cannot append, and gcsfs 2026.10 replaces the file by what should be appended. TensorBoard 2.21
+    writes files anew where a file system has no method `append`.
+    """
+    from tensorboard.compat.tensorflow_stub.io import gfile
+
+    class WithoutAppend:
+        def __getattr__(self, name: str) -> Any:
+            if name == "append":
+                raise AttributeError(name)
+            return getattr(gfile.FSSpecFileSystem(), name)
+
+    gfile.register_filesystem(protocol, WithoutAppend())
 
 
 def _open_wandb(run: TrackedRun) -> ExperimentTracker:

@@ -11,9 +11,10 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from threading import Thread
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from pos2distill.errors import UserError
 from pos2distill.training.step_record import StepRecord
@@ -270,6 +271,36 @@ def test_open_mlflow_leaves_names_of_the_environment_to_it(
     open_tracker("mlflow", run)
     assert fake.calls == [call]
     assert run.ids == {"mlflow": run_id}
+
+
+class StorageWithoutAppend(MemoryFileSystem):  # type: ignore[misc]
+    """As gcsfs 2026.10: what should be appended replaces the file."""
+
+    protocol = "gs"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+
+    def _open(self, path: str, mode: str = "rb", **settings: Any) -> Any:
+        return super()._open(path, mode.replace("a", "w"), **settings)
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.removeprefix("gs://")))
+
+
+def test_open_tensorboard_keeps_all_events_where_files_cannot_be_appended_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.compat.tensorflow_stub.io import gfile
+
+    monkeypatch.setattr(gfile, "_REGISTERED_FILESYSTEMS", dict(gfile._REGISTERED_FILESYSTEMS))
+    # By its name, since `fsspec.registry` is the dictionary in it.
+    monkeypatch.setitem(sys.modules["fsspec.registry"]._registry, "gs", StorageWithoutAppend)
+    tracker = open_tracker("tensorboard", tracked_run(0, "gs://bucket/tensorboard/run"))
+    for step in range(3):
+        tracker.log(replace(RECORD, step=step))
+    tracker.close()
+    events = EventAccumulator("gs://bucket/tensorboard/run").Reload()  # type: ignore[no-untyped-call]
+    assert [event.step for event in events.Scalars("train/loss")] == [0, 1, 2]
 
 
 def test_open_tensorboard_shows_repeated_steps_once(tmp_path: Path) -> None:
