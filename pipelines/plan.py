@@ -47,6 +47,7 @@ class Plan:
         search_scales, choose_slot: where settings ask for them.
         resolved: what sampling and training take from these two.
         rounds: one, but for on-policy methods (`method.rounds`).
+        sampled_study: the study that the first round samples for; in a sweep, perhaps another one (`make_plans`).
         other_tasks: by name.
         fingerprint: the report's fingerprint; the report shows the results of all stages.
         model_digest: that of the model when the study was planned.
@@ -59,6 +60,7 @@ class Plan:
     resolved: Mapping[str, Input]
     evaluate_base: Stage
     rounds: Sequence[Round]
+    sampled_study: Study
     evaluate_distilled: Stage
     analyze_base: Stage | None
     analyze_distilled: Stage | None
@@ -190,19 +192,19 @@ def make_plans(recipes: Sequence[Recipe]) -> list[Plan]:
     # Two passes, since a study can use the store of a study that comes after it in the sweep.
     contexts = [_make_context(recipe) for recipe in recipes]
     first_samples = [sample.plan(context) for context in contexts]
-    with_teacher: dict[str, Stage] = {}
+    with_teacher: dict[str, tuple[Stage, Study]] = {}
     for context, first_sample in zip(contexts, first_samples, strict=True):
         if sample.stores_teacher(first_sample):
             # The first such study is taken, so that the choice depends on the recipe alone.
             responses = sample.responses(first_sample, context.digests)
-            with_teacher.setdefault(responses.fingerprint, first_sample)
+            with_teacher.setdefault(responses.fingerprint, (first_sample, context.study))
     plans = []
     for recipe, context, first_sample in zip(recipes, contexts, first_samples, strict=True):
-        shared = first_sample
+        shared = (first_sample, context.study)
         if not context.study.method.needs_teacher:
             responses = sample.responses(first_sample, context.digests)
-            shared = with_teacher.get(responses.fingerprint, first_sample)
-        plans.append(_make_plan(recipe, context, shared))
+            shared = with_teacher.get(responses.fingerprint, shared)
+        plans.append(_make_plan(recipe, context, *shared))
     return plans
 
 
@@ -229,7 +231,7 @@ def _make_context(recipe: Recipe) -> PlanContext:
     return context
 
 
-def _make_plan(recipe: Recipe, context: PlanContext, first_sample: Stage) -> Plan:
+def _make_plan(recipe: Recipe, context: PlanContext, first_sample: Stage, sampled_study: Study) -> Plan:
     study = context.study
     rounds = _plan_rounds(context, first_sample)
     distill_stage = rounds[-1].distill
@@ -251,6 +253,7 @@ def _make_plan(recipe: Recipe, context: PlanContext, first_sample: Stage) -> Pla
         resolved=context.training_inputs,
         evaluate_base=evaluate_base,
         rounds=rounds,
+        sampled_study=sampled_study,
         evaluate_distilled=evaluate_distilled,
         analyze_base=analyze_base,
         analyze_distilled=analyze_distilled,

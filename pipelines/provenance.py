@@ -80,8 +80,13 @@ class Provenance:
 
     def of_task(self, name: str, study: Study) -> "Provenance":
         """The same for another task (`evaluation.also_evaluate`), with the settings of its study."""
+        own = self.of_study(study)
+        return replace(own, settings={**own.settings, "task": name})
+
+    def of_study(self, study: Study) -> "Provenance":
+        """The same with the settings of another study."""
         settings = _without_secrets(study.model_dump(mode="json"))
-        return replace(self, settings={**self.settings, **settings, "task": name})
+        return replace(self, settings={**self.settings, **settings})
 
     @property
     def task(self) -> str | None:

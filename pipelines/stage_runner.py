@@ -183,7 +183,8 @@ class _StageRunner:
                 provenance = provenance.of_task(name, task.study)
         for finished in (stage, *stage.streams.values()):
             inputs = {name: each.artifact for name, each in finished.inputs.items()}
-            record_provenance(finished.artifact, provenance, finished.name, inputs)
+            own = provenance.of_study(self.plan.sampled_study) if finished is self.plan.first_sample else provenance
+            record_provenance(finished.artifact, own, finished.name, inputs)
 
 
 @contextmanager

@@ -12,8 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pipelines.cli import command_line
-from pipelines.plan import make_plan
+from pipelines.plan import make_plan, make_plans
 from pipelines.provenance import Provenance, read_provenance, record_provenance
+from pipelines.stage_runner import driver_lease, run_stages
 from pipelines.stages.sample import sample_ids_of
 from pos2distill.config import Recipe
 from pos2distill.store.artifacts import Artifact
@@ -51,6 +52,22 @@ def test_inspect_samples_of_an_evaluation_rejects(recipe: Recipe, command: Comma
     storage = tmp_path / "evaluated"
     shutil.copytree(recipe.storage, storage, ignore=shutil.ignore_patterns("samples-*"))
     assert command("inspect", str(storage), "--samples", code=2) == [f"error: {storage}: holds no finished samples"]
+
+
+def test_inspect_samples_of_a_sweep_knows_that_a_later_study_stores_its_teacher(
+    make_recipe: Callable[..., Recipe], command: Command
+) -> None:
+    """SeqKD, which has no teacher, comes first and samples for both."""
+    local = {"executor": "local"}
+    recipes = [make_recipe(runtime=local, method={"name": "seqkd"}), make_recipe(runtime=local, method={"name": "r1"})]
+    plan = make_plans(recipes)[0]
+    with driver_lease(recipes[0]) as lease:
+        run_stages(recipes[0], plan, plan.stages_for_sample(), lease)
+    provenance = read_provenance(plan.first_sample.artifact)
+    assert provenance is not None
+    assert provenance.settings["method"]["name"] == "r1"
+    *_, line = command("inspect", recipes[0].storage, "--samples", "--entropy", "--json", "--limit", "1")
+    assert json.loads(line)["entropy"]["mean"] > 0
 
 
 def test_inspect_samples_shows_the_teachers_entropy(recipe: Recipe, command: Command) -> None:
