@@ -13,6 +13,7 @@ from pathlib import Path
 from pos2distill.config.paths import project_root
 from pos2distill.errors import UserError
 from pos2distill.secrets import file_holds_secret, first_secret_line
+from pos2distill.tasks.data_files import data_files
 
 PROJECT = project_root()
 TAKEN = ("run.py", "pyproject.toml", "pos2distill", "pipelines", "examples")
@@ -98,9 +99,17 @@ def pack(into: Path, files: list[Path], recipe: Path | None, project: Path = PRO
         shutil.copyfile(recipe, into / recipe.name)
 
 
-def is_packed(path: str, files: list[Path]) -> bool:
-    """Whether a path of a setting, relative to the project, is that of a file or folder that is sent."""
+def is_packed(path: str, files: list[Path], project: Path = PROJECT) -> bool:
+    """Whether a path of a setting, relative to the project, is that of a file or folder that is sent.
+
+    A pattern of data files is sent if all that it matches are.
+
+    Raises:
+        UserError: if a pattern matches nothing.
+    """
     target = Path(path)
+    if "*" in path:
+        return all(Path(found).relative_to(project) in files for found in data_files(str(project / path)))
     # `.` is the whole project, of which only a part is sent.
     if target == Path():
         return False

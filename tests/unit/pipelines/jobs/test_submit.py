@@ -97,6 +97,18 @@ def test_pack_names_a_file_that_is_too_large(project: Path, tmp_path: Path) -> N
         pack(tmp_path / "packed", packed_files(project), None, project)
 
 
+def test_is_packed_takes_a_pattern_if_all_its_files_are_sent(tmp_path: Path) -> None:
+    folder = tmp_path / "examples" / "mine"
+    folder.mkdir(parents=True)
+    for name in ("a.jsonl", "b.jsonl", "c.parquet"):
+        (folder / name).write_text("{}")
+    files = packed_files(tmp_path)
+    assert is_packed("examples/mine/*.jsonl", files, tmp_path)
+    assert not is_packed("examples/mine/*", files, tmp_path)
+    with pytest.raises(UserError, match=r"examples/mine/\*\.csv: matches no file \(data\.path\)"):
+        is_packed("examples/mine/*.csv", files, tmp_path)
+
+
 def test_is_packed_takes_files_and_folders() -> None:
     files = [Path("examples/toy/base/config.json")]
     assert is_packed("examples/toy/base", files)
