@@ -197,6 +197,9 @@ PREDICTION_SCHEMA = pa.schema(
     metadata=_METADATA,
 )
 
+QUESTIONS = b"questions"
+"""In the metadata of a table of predictions: a digest of the questions and their answers, which may have equal ids."""
+
 # A prompt of an evaluation that the server refused, for which its question is left out at every placement.
 REFUSAL_SCHEMA = pa.schema(
     [RESPONSE_SCHEMA.field(name) for name in ("example_id", "documents", "placement", "order", "slots", "error")],

@@ -5,9 +5,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from pos2distill.config import Study
+from pos2distill.config import Study, fingerprint
+from pos2distill.records import QUESTIONS
 from pos2distill.sampling.prompting import PromptSpec, cached_prompt_builder
-from pos2distill.store.artifacts import Manifest
+from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.tasks.permutations import Placement, evaluated_placements, rank_slots_by_accuracy
 from pos2distill.tasks.prompts import MessageBuilder
 
@@ -70,8 +71,16 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     specs = eval_specs(study, stage.inputs.get("curve")) + reference_specs(study)
     with recorded_seconds(stage, context, "evaluate") as seconds:
         predictions = predict(stage, study, context, EVALUATION, count, specs)
+    predictions = replace(predictions, answered=_with_digest(predictions.answered, examples.artifact))
     details = {**_prompt_lengths(study, predictions.answered), **_chat_frame(study)}
     return publish(stage, predictions, count, seconds, details)
+
+
+def _with_digest(predictions: pa.Table, examples: Artifact) -> pa.Table:
+    """The predictions with the digest of what was asked, by which other data with the same ids are told apart."""
+    questions = read_prepared(examples, EVALUATION, ["example_id", "question", "answers"]).sort_by("example_id")
+    digest = fingerprint(questions.to_pylist())
+    return predictions.replace_schema_metadata({**(predictions.schema.metadata or {}), QUESTIONS: digest})
 
 
 def _chat_frame(study: Study) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pos2distill.evaluation.statistics import (
     difference_interval,
     questions_needed,
 )
-from pos2distill.records import Floats, Slots
+from pos2distill.records import QUESTIONS, Floats, Slots
 
 _SHOWN_POINTS = (1, 2, 5, 10)
 _DRAWS = 1999  # random shifts in the test of position; the smallest p value is 1 / 2000
@@ -40,6 +40,7 @@ class Grid:
         f1_ES: token F1 of the answer; its mean over orders.
         orders: number of orders of the distractors.
         refused: ids of evaluated examples that are left out, since a server refused one of their prompts.
+        questions: a digest of all questions and their answers; "" if it is not known.
     """
 
     documents: int
@@ -50,6 +51,7 @@ class Grid:
     f1_ES: Floats
     orders: int = 1
     refused: frozenset[str] = frozenset()
+    questions: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,7 @@ def to_grid(predictions: pa.Table, documents: int, refused: Iterable[str] = ()) 
         f1_ES=f1_ESO.mean(2),
         orders=len(orders_O),
         refused=frozenset(refused),
+        questions=(predictions.schema.metadata or {}).get(QUESTIONS, b"").decode(),
     )
 
 
@@ -250,8 +253,10 @@ def share_examples(before: Grid, after: Grid) -> tuple[Grid, Grid]:
     """Both grids without the examples that are refused in either of them, so that every answer has a counterpart.
 
     Raises:
-        GridMismatch: if the remaining prompts differ, or none remain.
+        GridMismatch: if the remaining prompts or the questions differ, or none remain.
     """
+    if before.questions and after.questions and before.questions != after.questions:
+        raise GridMismatch("the same ids are of other questions, or of other answers to them")
     left_out = before.refused | after.refused
     before, after = _without(before, left_out), _without(after, left_out)
     same = (before.documents, before.slots, before.example_ids) == (after.documents, after.slots, after.example_ids)

@@ -7,6 +7,7 @@ import pytest
 
 from pos2distill.evaluation.scores import (
     Grid,
+    GridMismatch,
     expected_accuracy,
     format_slots,
     paired_difference,
@@ -147,6 +148,15 @@ def test_paired_difference_leaves_out_refused_examples() -> None:
         share_examples(before, replace(after, refused=frozenset()))
     with pytest.raises(ValueError, match="requires the same examples"):
         share_examples(before, replace(after, refused=frozenset({"e0000", "e0002"})))
+
+
+def test_share_examples_tells_other_questions_with_the_same_ids_apart() -> None:
+    grid = grid_of([[1, 0], [0, 1]])
+    one, other = replace(grid, questions="one"), replace(grid, questions="other")
+    with pytest.raises(GridMismatch, match="the same ids are of other questions"):
+        share_examples(one, other)
+    share_examples(one, one)
+    share_examples(one, grid)  # of an earlier version, which kept no digest
 
 
 def test_to_curve_groups_of_pairs_by_hand() -> None:

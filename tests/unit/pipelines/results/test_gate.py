@@ -17,7 +17,7 @@ from pipelines.plan import make_plan
 from pipelines.provenance import Provenance
 from pipelines.stages.predictions import Predictions, count_predictions
 from pos2distill.config import Recipe
-from pos2distill.records import PREDICTION_SCHEMA, REFUSAL_SCHEMA
+from pos2distill.records import PREDICTION_SCHEMA, QUESTIONS, REFUSAL_SCHEMA
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.files import write_bytes
 from pos2distill.store.storage import claim_storage
@@ -262,6 +262,25 @@ def test_baseline_that_cannot_be_compared(
     ]:
         assert evaluate("--fail-if-drop-above", "2", "--baseline", str(url)) == 2
         assert capsys.readouterr().err == f"error: --baseline: {message}\n"
+
+
+def test_baseline_of_other_questions_with_the_same_ids_is_rejected(
+    evaluate: Callable[..., int],
+    make_recipe: Callable[..., Recipe],
+    baseline: Artifact,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def with_digest(artifact: Artifact, digest: str) -> pa.Table:
+        return artifact.read_table("predictions.parquet").replace_schema_metadata({QUESTIONS: digest})
+
+    pq.write_table(with_digest(baseline, "other"), tmp_path / "other.parquet")
+    for artifact in (baseline, make_plan(make_recipe()).evaluate_distilled.artifact):
+        artifact.write_table("predictions.parquet", with_digest(artifact, "one"))
+    assert evaluate("--fail-if-drop-above", "15", "--baseline", baseline.url) == 0
+    capsys.readouterr()
+    assert evaluate("--fail-if-drop-above", "15", "--baseline", f"{tmp_path}/other.parquet") == 2
+    assert capsys.readouterr().err.startswith("error: --baseline: other questions, slots or prompt lengths than this")
 
 
 @pytest.mark.parametrize("options", [("--fail-if-drop-above", "2"), ("--baseline", "runs/x")])

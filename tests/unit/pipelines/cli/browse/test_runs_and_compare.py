@@ -344,6 +344,20 @@ def test_compare_pairs_no_answers_to_other_documents(recipe: Recipe, command: Co
     assert "[2] - [0]: other questions, positions, documents or metric, so there is no paired difference" in lines
 
 
+def test_compare_pairs_no_answers_to_other_questions_with_the_same_ids(
+    evaluated: Path, recipe: Recipe, command: Command, tmp_path: Path
+) -> None:
+    """A test set that was filled anew under the same ids."""
+    records = [json.loads(line) for line in Path(recipe.study.data.path).read_text().splitlines()]
+    other = tmp_path / "data.jsonl"
+    other.write_text("".join(json.dumps(each | {"question": f"Not {each['question']}"}) + "\n" for each in records))
+    path = str(Path(recipe.study.data.path).parent / "recipe.yaml")
+    run_evaluate(load_recipe(path, [f"data.path={other}", f"runtime.storage={tmp_path / 'run'}"]))
+    result = json.loads(command("compare", str(evaluated / "one"), str(tmp_path / "run"), "--json")[-1])
+    assert [run["questions"] for run in result["runs"]] == [4, 4]
+    assert [each["questions"] for each in result["differences"]] == [0]
+
+
 def test_compare_rejects_evaluations_that_cannot_be_read(evaluated: Path, command: Command, tmp_path: Path) -> None:
     storage = shutil.copytree(evaluated / "one", tmp_path / "storage")
     path = storage / "evaluation" / "summary.json"
