@@ -3,7 +3,7 @@
 import inspect
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,16 +85,32 @@ def response_opening(tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, An
     return begun_thought(str(prompt))
 
 
-def end_of_turn_id(tokenizer: PreTrainedTokenizerBase) -> int:
+def end_of_turn_id(tokenizer: PreTrainedTokenizerBase, listed: Collection[int] = ()) -> int:
     """The token that closes an assistant's turn, which often is not `eos_token`.
 
-    Read from the chat template: the first special token after the assistant's message, otherwise `eos_token`.
+    Read from the chat template: the first special token after the assistant's message. Where there is none, the one
+    that opens the user's next turn, if generation ends with it (GLM); otherwise `eos_token`.
 
+    Args:
+        listed: the tokens of generation_config.json that end generation.
     Raises:
-        UserError: if there is neither.
+        UserError: if there is none of these.
     """
+    closing = _first_special_id(tokenizer, [])
+    if closing is not None:
+        return closing
+    opening = _first_special_id(tokenizer, [{"role": "user", "content": "?"}])
+    if opening is not None and opening in listed:
+        return opening
+    if tokenizer.eos_token_id is None:
+        raise UserError("the chat template closes no assistant turn and the tokenizer has no eos_token")
+    return int(tokenizer.eos_token_id)
+
+
+def _first_special_id(tokenizer: PreTrainedTokenizerBase, next_turns: Sequence[Mapping[str, str]]) -> int | None:
+    """The first special token that the template writes after an assistant's message; None if it writes none."""
     # With a user's message, since some templates reject a conversation that the assistant begins.
-    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}]
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}, *map(dict, next_turns)]
     rendered = str(tokenizer.apply_chat_template(turns, tokenize=False))
     # The template can repeat a message, so the last occurrence counts.
     after_message = rendered.rpartition(_PROBE)[2]
@@ -103,15 +119,29 @@ def end_of_turn_id(tokenizer: PreTrainedTokenizerBase) -> int:
     for token in tokenizer(after_message, add_special_tokens=False)["input_ids"]:
         if token in special:
             return int(token)
-    if tokenizer.eos_token_id is None:
-        raise UserError("the chat template closes no assistant turn and the tokenizer has no eos_token")
-    return int(tokenizer.eos_token_id)
+    return None
+
+
+def model_end_of_turn_id(model: ModelSection, tokenizer: PreTrainedTokenizerBase) -> int:
+    """The token that closes an assistant's turn of a model (`end_of_turn_id`)."""
+    return end_of_turn_id(tokenizer, _listed_stop_ids(model))
 
 
 def stop_token_ids(model: ModelSection, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Every token that ends generation: end of turn, end of sequence, and those of generation_config.json."""
     # Some instruct models list several end tokens there, and only one of them is `eos_token`.
-    stops = {end_of_turn_id(tokenizer), tokenizer.eos_token_id}
+    listed = _listed_stop_ids(model)
+    stops = {*listed, end_of_turn_id(tokenizer, listed), tokenizer.eos_token_id}
+    return sorted(stop for stop in stops if stop is not None)
+
+
+def _listed_stop_ids(model: ModelSection) -> set[int]:
+    """The tokens that end generation by a model's generation_config.json.
+
+    Raises:
+        UserError: if the file is not valid.
+    """
+    stops: set[int] = set()
     path = Path(local_folder(model, weights=False)) / "generation_config.json"
     if path.exists():
         try:
@@ -128,4 +158,4 @@ def stop_token_ids(model: ModelSection, tokenizer: PreTrainedTokenizerBase) -> l
                     f"got {listed!r:.80}; correct it or copy it again"
                 )
             stops.add(token)
-    return sorted(stop for stop in stops if stop is not None)
+    return stops

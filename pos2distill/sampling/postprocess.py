@@ -171,12 +171,12 @@ def response_processor(study: Study, tokenizer: "PreTrainedTokenizerBase") -> Re
     Args:
         tokenizer: the tokenizer of the study's model.
     """
-    from pos2distill.models.chat import end_of_turn_id, response_opening, stop_token_ids
+    from pos2distill.models.chat import model_end_of_turn_id, response_opening, stop_token_ids
 
     return ResponseProcessor(
         tokenizer,
         metric=study.data.metric,
-        end_of_turn=end_of_turn_id(tokenizer),
+        end_of_turn=model_end_of_turn_id(study.model, tokenizer),
         stop_ids=stop_token_ids(study.model, tokenizer),
         keep=study.sampling.keep,
         opening=response_opening(tokenizer, study.model.chat_template_kwargs),

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pos2distill.config import Study
 from pos2distill.errors import UserError
 from pos2distill.losses.objectives import ANCHOR
-from pos2distill.models.chat import end_of_turn_id
+from pos2distill.models.chat import model_end_of_turn_id
 from pos2distill.records import Example, Logprobs, Slots, Tokens, example_from_row
 from pos2distill.tasks.permutations import advantageous_slots, slots_to_index, teacher_slots, trivial_slots
 from pos2distill.tasks.prompts import PromptBuilder
@@ -149,7 +149,7 @@ class RowBuilder:
 
     @functools.cached_property
     def _end_of_turn(self) -> int:
-        return end_of_turn_id(self.build_prompt.tokenizer)
+        return model_end_of_turn_id(self.study.model, self.build_prompt.tokenizer)
 
 
 def kept_samples(table: pa.Table) -> list[Sample | None]:

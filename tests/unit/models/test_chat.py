@@ -27,6 +27,16 @@ def test_end_of_turn_id_falls_back_to_the_end_of_sequence(tiny_model_path: str) 
         end_of_turn_id(tokenizer)
 
 
+def test_end_of_turn_id_is_the_next_turns_opening_where_generation_ends_with_it(tiny_model_path: str) -> None:
+    """As with GLM, whose template writes nothing after an answer; its model then writes `<|user|>`."""
+    tokenizer = load_tokenizer(ModelSection(path=tiny_model_path))
+    tokenizer.chat_template = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}"
+    user, end = tokenizer.convert_tokens_to_ids(["<|user|>", "<|end|>"])
+    assert end_of_turn_id(tokenizer, [user, end]) == user
+    assert end_of_turn_id(tokenizer, [end]) == end
+    assert end_of_turn_id(tokenizer) == end
+
+
 @pytest.mark.parametrize("listed", [7, [7, 4], None])
 def test_stop_token_ids_include_those_of_the_generation_config(
     copy_model: Callable[..., ModelSection], listed: object
