@@ -183,7 +183,9 @@ class _StageRunner:
                 provenance = provenance.of_task(name, task.study)
         for finished in (stage, *stage.streams.values()):
             inputs = {name: each.artifact for name, each in finished.inputs.items()}
-            own = provenance.of_study(self.plan.sampled_study) if finished is self.plan.first_sample else provenance
+            # Made for another study of the sweep.
+            is_shared = finished is self.plan.first_sample and self.plan.sampled_study is not self.plan.study
+            own = provenance.of_study(self.plan.sampled_study) if is_shared else provenance
             record_provenance(finished.artifact, own, finished.name, inputs)
 
 

@@ -122,7 +122,11 @@ def find_refusal(error: BaseException) -> BaseException | None:
 
 def is_forbidden_by_gcs(error: BaseException) -> bool:
     """Whether Google Cloud Storage refuses a request for lack of rights: gcsfs 2026.10 raises a plain OSError then."""
-    return type(error) is OSError and error.errno is None and str(error).startswith("Forbidden: ")
+    if type(error) is not OSError or error.errno is not None:
+        return False
+    text = str(error)
+    # The others are about files that may not be deleted.
+    return text.startswith("Forbidden: ") or '"code": 403' in text or text.endswith(": 403")
 
 
 def is_missing(error: BaseException) -> bool:
@@ -172,9 +176,9 @@ def _general_fix(error: BaseException) -> str:
     for part, text in _REMOTE_FIXES.items():
         if part in name:
             return text
-    is_unknown_to_gcs = type(error).__module__ == "gcsfs.retry" and _status_of(error) == 401
-    is_refused = is_about_credentials(error) or is_forbidden_by_gcs(error) or is_unknown_to_gcs
-    return _CREDENTIALS if is_refused else ""
+    is_of_gcs = is_forbidden_by_gcs(error) or type(error).__module__.partition(".")[0] in ("gcsfs", "google")
+    is_refused_by_gcs = is_of_gcs and _status_of(error) in (401, 403)
+    return _CREDENTIALS if is_about_credentials(error) or is_refused_by_gcs else ""
 
 
 def is_about_credentials(error: BaseException) -> bool:

@@ -130,12 +130,13 @@ REAL_VARIANTS = (
     Variant("ms_poe", ("inference.method=ms_poe", "model.engine=hf"), base=BASE_HF.name),
     Variant("attention_buckets", ("inference.method=attention_buckets", "model.engine=hf"), base=BASE_HF.name),
     R1,
-    # The recipe's rate is 5e-5. These are the best of those that `rates_cpu` and `rates_gpu` tried on other questions;
-    # for SFT that is the recipe's.
+    # The recipe's rate is 5e-5. Others were tried on other questions: it is SFT's best in `rates_gpu`, 1e-4 SeqKD's; of
+    # the others, these are the best in `rates_cpu`.
     trained("r1, rate 2e-4", "method.name=r1", "training.learning_rate=2e-4"),
     trained("kl, rate 1e-4", "method.name=kl", "training.learning_rate=1e-4"),
     trained("kl+align, rate 2e-4", "method.name=kl+align", "training.learning_rate=2e-4"),
     trained("seqkd, rate 1e-4", "method.name=seqkd", "training.learning_rate=1e-4"),
+    # R1's rate.
     trained("seqkd, rate 2e-4", "method.name=seqkd", "training.learning_rate=2e-4"),
     # The steps of on-policy R1, whose two rounds have an epoch each.
     trained("r1, 2 epochs", "method.name=r1", "training.epochs=2"),

@@ -170,7 +170,7 @@ def check_model(run: PendingRun) -> None:
     check_against_model(run.study)
     check_weights_once(run.study.model, version)
     runtime = run.recipe.runtime
-    if run.study.model.engine == "hf":
+    if run.study.model.engine == "hf" and run.answers:
         from pos2distill.models.check import check_engine_attention
 
         check_engine_attention(run.study.model, on_gpu=runtime.samplers.gpus > 0)

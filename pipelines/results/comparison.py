@@ -14,6 +14,7 @@ from pos2distill.evaluation.scores import (
     Grid,
     GridMismatch,
     format_slots,
+    may_be_same_questions,
     paired_difference,
     share_examples,
     to_curve,
@@ -172,6 +173,7 @@ class _Model:
         return (
             all(self.entry.get(name) == other.entry.get(name) for name in _HOW_ANSWERED)
             and self.question_settings == other.question_settings
+            and may_be_same_questions(one, two)
             and (one.documents, one.slots, one.example_ids) == (two.documents, two.slots, two.example_ids)
             and np.array_equal(one.correct_ES, two.correct_ES)
         )

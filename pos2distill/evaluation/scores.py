@@ -255,7 +255,7 @@ def share_examples(before: Grid, after: Grid) -> tuple[Grid, Grid]:
     Raises:
         GridMismatch: if the remaining prompts or the questions differ, or none remain.
     """
-    if before.questions and after.questions and before.questions != after.questions:
+    if not may_be_same_questions(before, after):
         raise GridMismatch("the same ids are of other questions, or of other answers to them")
     left_out = before.refused | after.refused
     before, after = _without(before, left_out), _without(after, left_out)
@@ -263,6 +263,11 @@ def share_examples(before: Grid, after: Grid) -> tuple[Grid, Grid]:
     if not same or not before.example_ids:
         raise GridMismatch("a paired comparison requires the same examples at the same slots")
     return before, after
+
+
+def may_be_same_questions(one: Grid, other: Grid) -> bool:
+    """Whether equal ids of two grids are of equal questions, as far as that is known."""
+    return not (one.questions and other.questions) or one.questions == other.questions
 
 
 def _without(grid: Grid, example_ids: frozenset[str]) -> Grid:

@@ -1,5 +1,6 @@
 """What a chat template writes: which tokens end an assistant's turn and generation, and how a response begins."""
 
+import contextlib
 import inspect
 import json
 import re
@@ -7,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from pos2distill.config import ModelSection
@@ -99,9 +101,11 @@ def end_of_turn_id(tokenizer: PreTrainedTokenizerBase, listed: Collection[int] =
     closing = _first_special_id(tokenizer, [])
     if closing is not None:
         return closing
-    opening = _first_special_id(tokenizer, [{"role": "user", "content": "?"}])
-    if opening is not None and opening in listed:
-        return opening
+    # A template may take a single question alone.
+    with contextlib.suppress(TemplateError):
+        opening = _first_special_id(tokenizer, [{"role": "user", "content": "?"}])
+        if opening is not None and opening in listed:
+            return opening
     if tokenizer.eos_token_id is None:
         raise UserError("the chat template closes no assistant turn and the tokenizer has no eos_token")
     return int(tokenizer.eos_token_id)

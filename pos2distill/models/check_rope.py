@@ -82,7 +82,8 @@ def require_position_room(model: ModelSection, config: Any, factor: float) -> No
 def _require_frequencies_by_row(config: Any, model: ModelSection) -> None:
     """Reject prompts so long that the frequencies of `dynamic` RoPE would grow with the batch's longest row.
 
-    They would also stay grown for later batches. Of `longrope`, the engine keeps the two kinds of prompts apart.
+    They would also stay grown for later batches that reach that length. Of `longrope`, the engine keeps the two kinds
+    of prompts apart.
     """
     longest = longest_with_fixed_rope(config.get_text_config())
     if longest and "dynamic" in rope_types(config) and context_length(model) > longest:

@@ -209,7 +209,9 @@ def longest_with_fixed_rope(config: Any) -> int | None:
     length a row's result would depend on the other rows.
     """
     for each in rope_settings(config):
-        if each.get("rope_type") in ("dynamic", "longrope"):
-            length: int = each.get("original_max_position_embeddings") or config.max_position_embeddings
-            return length
+        positions: int = config.max_position_embeddings
+        if each.get("rope_type") == "dynamic":  # transformers 5.19 uses no other length for it
+            return positions
+        if each.get("rope_type") == "longrope":
+            return each.get("original_max_position_embeddings") or positions
     return None

@@ -11,6 +11,7 @@ from aiohttp import InvalidURL
 from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError, ProfileNotFound
 from botocore.exceptions import SSLError as BotocoreSSLError
 from gcsfs.retry import HttpError, validate_response
+from google.api_core.exceptions import PermissionDenied
 
 from pos2distill.faults import describe, disk_is_full, is_transient, refuses_access
 
@@ -65,6 +66,10 @@ def error_of_gcs(status: int, message: str) -> Exception:
             "HttpError: Anonymous caller does not have access, 401; check the credentials of the storage and their "
             "rights",
         ),
+        (
+            PermissionDenied("no storage.folders.create"),
+            "PermissionDenied: 403 no storage.folders.create; check the credentials of the storage and their rights",
+        ),
         # As safetensors 0.8 raises it.
         (
             RuntimeError("I/O error: No space left on device (os error 28)"),
@@ -94,6 +99,10 @@ def test_refuses_access_is_about_rights_and_settings_and_not_about_what_is_missi
     assert refuses_access(PermissionError(13, "Permission denied"))
     assert refuses_access(error_of_gcs(403, "denied"))
     assert not refuses_access(error_of_gcs(503, "try again"))
+    # As gcsfs 2026.10 raises refusals to delete.
+    assert refuses_access(OSError('{"error": {"code": 403, "message": "a hold"}}'))
+    assert refuses_access(OSError("bucket/file: 403"))
+    assert not refuses_access(OSError("bucket/file: 412"))
     assert not refuses_access(of_s3("NoSuchKey", 404))
     assert not refuses_access(of_s3("InvalidRange", 416))
     assert not refuses_access(of_s3("ConditionalRequestConflict", 409))

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from pos2distill.config import ModelSection
+from pos2distill.config import ModelSection, Recipe
 from pos2distill.errors import UserError
 from pos2distill.models.chat import check_template, end_of_turn_id, response_opening, stop_token_ids
 from pos2distill.models.load import load_tokenizer
+from pos2distill.sampling.postprocess import response_processor
 from tests.support.tiny import CHAT_TEMPLATE
 
 
@@ -35,6 +36,30 @@ def test_end_of_turn_id_is_the_next_turns_opening_where_generation_ends_with_it(
     assert end_of_turn_id(tokenizer, [user, end]) == user
     assert end_of_turn_id(tokenizer, [end]) == end
     assert end_of_turn_id(tokenizer) == end
+
+
+def test_end_of_turn_id_accepts_a_template_of_one_question(tiny_model_path: str) -> None:
+    tokenizer = load_tokenizer(ModelSection(path=tiny_model_path))
+    tokenizer.chat_template = (
+        "{% if messages | length > 2 %}{{ raise_exception('one question') }}{% endif %}"
+        "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    )
+    assert tokenizer.convert_ids_to_tokens(end_of_turn_id(tokenizer, [1])) == "<|end|>"
+
+
+def test_response_processor_ends_responses_as_the_model_does(
+    copy_model: Callable[..., ModelSection], make_recipe: Callable[..., Recipe]
+) -> None:
+    model = copy_model()
+    template = (
+        "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    Path(model.path, "chat_template.jinja").write_text(template)
+    tokenizer = load_tokenizer(model)
+    user, end = tokenizer.convert_tokens_to_ids(["<|user|>", "<|end|>"])
+    Path(model.path, "generation_config.json").write_text(json.dumps({"eos_token_id": [end, user]}))
+    assert response_processor(make_recipe(model={"path": model.path}).study, tokenizer).end_of_turn == user
 
 
 @pytest.mark.parametrize("listed", [7, [7, 4], None])

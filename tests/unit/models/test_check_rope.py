@@ -50,7 +50,8 @@ def test_check_inference_accepts_a_plain_model(save: Callable[..., ModelSection]
 
 
 def test_check_inference_rejects_frequencies_that_depend_on_the_batch(save: Callable[..., ModelSection]) -> None:
-    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    # The last one is for other types.
+    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 100}
     config = LlamaConfig(**SMALL, **HEADS, rope_parameters=dynamic)
     longest = config.max_position_embeddings
     model = save(config).model_copy(update={"max_length": longest + 1})

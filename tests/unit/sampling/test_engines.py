@@ -211,7 +211,7 @@ def test_hf_engine_generates_short_prompts_apart_from_long_ones(
         assert results[row].token_ids.tolist() == alone.token_ids.tolist()
 
 
-def test_prompts_are_grouped_by_the_length_at_which_rope_changes() -> None:
+def test_group_by_rope_separates_prompts_at_the_length_at_which_frequencies_change() -> None:
     """With 8 new tokens and a change beyond 64: 56 tokens stay within, 65 are beyond from the start."""
     assert group_by_rope([56, 65, 57, 10, 64, 100], 8, 64) == [[0, 3], [1, 5], [2], [4]]
     assert group_by_rope([70], 8, 64) == [[0]]

@@ -1,6 +1,9 @@
 import itertools
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pos2distill.config import Recipe
+from pos2distill.config import ModelSection, Recipe
 from pos2distill.errors import UserError
 from pos2distill.losses.objectives import ANCHOR
+from pos2distill.models.load import load_tokenizer
 from pos2distill.tasks.permutations import draw_trivial_slots
 from pos2distill.training.rows import _slot_id, kept_samples, rows_of_rank
 from tests.support.samples import Source
@@ -147,6 +151,20 @@ def test_row_builder_for_sft_uses_the_data_sets_answer(make: Make) -> None:
     source = make(method={"name": "sft"})
     text = source.build.build_prompt.tokenizer.decode(source.row(2, (1,)).response_ids)
     assert text == f"{source.examples[2].answers[0]}<|end|>"
+
+
+def test_row_builder_for_sft_ends_answers_as_the_model_does(make: Make, tiny_model_path: str, tmp_path: Path) -> None:
+    """As with GLM: its template closes no turn, and its generation ends with the opening of the user's next one."""
+    folder = shutil.copytree(tiny_model_path, tmp_path / "model")
+    template = (
+        "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    (folder / "chat_template.jinja").write_text(template)
+    user, end = load_tokenizer(ModelSection(path=str(folder))).convert_tokens_to_ids(["<|user|>", "<|end|>"])
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [end, user]}))
+    source = make(method={"name": "sft"}, model={"path": str(folder)})
+    assert source.row(0, (1,)).response_ids[-1] == user
 
 
 def test_row_builder_for_sft_gives_the_answer_as_a_chain_of_thought_ends(make: Make) -> None:

@@ -24,6 +24,7 @@ from pos2distill.config import Recipe
 from pos2distill.errors import UserError, warn_once
 from pos2distill.store.storage import claim_storage
 from pos2distill.tasks.datasets import load_split
+from scripts.model_families import save_tiny
 from tests.support.commands import run_study
 from tests.support.tiny import CHAT_TEMPLATE
 
@@ -80,6 +81,20 @@ def test_check_model_checks_what_zero3_would_round(
     )
     run(recipe)
     assert checked == [recipe.study.model.path] * is_checked
+
+
+def test_check_model_rejects_kernels_that_leave_out_soft_caps_where_the_engine_answers(
+    make_recipe: Make, tmp_path: Path
+) -> None:
+    """Training has a check of its own, and other kernels on GPUs."""
+    folder = save_tiny("gemma2", tmp_path / "model")
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(Path(make_recipe().study.model.path, name), folder.path)
+    recipe = make_recipe(model={"path": folder.path, "engine": "hf", "max_length": 128})
+    plan = make_plan(recipe)
+    with pytest.raises(UserError, match="its attention scores are soft-capped"):
+        preflight.check_model(PendingRun(recipe, plan, [plan.evaluate_base]))
+    preflight.check_model(PendingRun(recipe, plan, [plan.prepare]))
 
 
 @pytest.mark.parametrize("name", ["a[1]", "a*", "a?"])

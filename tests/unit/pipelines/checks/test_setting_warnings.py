@@ -16,7 +16,7 @@ from pos2distill.config import Recipe
 from pos2distill.errors import warn_once
 from pos2distill.store.artifacts import Artifact
 from pos2distill.training.rows import rows_of_rank
-from tests.support.commands import run_evaluate
+from tests.support.commands import run_evaluate, run_sample
 
 Make = Callable[..., Recipe]
 
@@ -222,20 +222,28 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 AUTO = {"model": {"dtype": "auto"}, "training": {"precision": "auto"}, "runtime": {"executor": "local"}}
 
 
-@pytest.mark.parametrize("slot", ["first", 0])
+@pytest.mark.parametrize(
+    ("run", "stage", "slot"),
+    [(run_evaluate, "evaluate base", "first"), (run_evaluate, "evaluate base", 0), (run_sample, "sample", 0)],
+)
 def test_warn_of_settings_names_finished_stages_of_another_cpu(
-    make_recipe: Make, warnings_of: Callable[[Recipe], list[str]], on_cpu: Callable[[bool], None], slot: str | int
+    make_recipe: Make,
+    warnings_of: Callable[[Recipe], list[str]],
+    on_cpu: Callable[[bool], None],
+    run: Callable[[Recipe], object],
+    stage: str,
+    slot: str | int,
 ) -> None:
     """As if a run were continued on a machine where `auto` is another precision."""
     on_cpu(False)
     method = {"advantageous_slot": slot}
     recipe = make_recipe(**AUTO, method=method)
-    run_evaluate(recipe)
+    run(recipe)
     assert warnings_of(recipe) == []
     on_cpu(True)
     words = "model.dtype=float32 training.precision=float32"
     assert warnings_of(make_recipe(**AUTO, method=method)) == [
-        f"warning: {recipe.storage}: holds a finished stage 'evaluate base' made with {words}, which is not used, "
+        f"warning: {recipe.storage}: holds a finished stage '{stage}' made with {words}, which is not used, "
         f"since auto chooses another precision on this CPU; add {words} to use it"
     ]
     # Where more differs, it is no run to continue; and a precision that is written is meant.

@@ -5,11 +5,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from pipelines.results import comparison
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
+from pos2distill.records import QUESTIONS
 from pos2distill.store.lease import hold_lease
 from tests.support.commands import Command, run_evaluate, run_study
 from tests.support.privileges import respecting_modes
@@ -356,6 +358,18 @@ def test_compare_pairs_no_answers_to_other_questions_with_the_same_ids(
     result = json.loads(command("compare", str(evaluated / "one"), str(tmp_path / "run"), "--json")[-1])
     assert [run["questions"] for run in result["runs"]] == [4, 4]
     assert [each["questions"] for each in result["differences"]] == [0]
+
+
+def test_compare_keeps_the_base_of_a_run_with_other_questions(recipe: Recipe, command: Command, tmp_path: Path) -> None:
+    """Its base model answered alike, but a distilled model is compared with its own."""
+    copy = shutil.copytree(recipe.storage, tmp_path / "copy")
+    for file in copy.glob("*-scores-*/predictions.parquet"):
+        table = pq.read_table(file)
+        pq.write_table(table.replace_schema_metadata({**table.schema.metadata, QUESTIONS: "others"}), file)
+    result = json.loads(command("compare", recipe.storage, str(copy), "--json")[0])
+    assert [run["model"] for run in result["runs"]] == ["base", "distilled"] * 2
+    pairs = {(each["of"], each["less"]): each["questions"] for each in result["differences"]}
+    assert pairs == {(1, 0): 4, (2, 0): 0, (3, 2): 4, (3, 1): 0}
 
 
 def test_compare_rejects_evaluations_that_cannot_be_read(evaluated: Path, command: Command, tmp_path: Path) -> None:
