@@ -11,6 +11,7 @@ variant. Tokens per second count every row's tokens, including those that rows s
   python -m benchmarks.real.step --output benchmarks/real/step_NAME.json
   python -m benchmarks.real.step --rounds 3 --only "float32, row by row, recomputed" "bfloat16, one pass" --output FILE
   python -m benchmarks.real.step --profile "bfloat16, one pass" --output benchmarks/real/step_profile.json
+  python -m benchmarks.real.step --rates --output benchmarks/real/step_rates.json
 """
 
 import argparse
@@ -203,6 +204,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=DEFAULT_FOLDER, help="model folder (default: %(default)s)")
     parser.add_argument("--output", type=Path, required=True, help="report to write, a JSON file")
     parser.add_argument("--profile", choices=VARIANTS, metavar="VARIANT", help="profile a step of it, and time none")
+    parser.add_argument("--rates", action="store_true", help="measure products and attention by themselves, no step")
     parser.add_argument("--rounds", type=int, default=1, help="how often each variant is timed (default: %(default)s)")
     parser.add_argument("--only", nargs="+", choices=VARIANTS, metavar="VARIANT", help="of all variants, time these")
     parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
@@ -215,6 +217,10 @@ def main() -> None:
         return
     if not options.output.parent.is_dir():
         parser.error(f"--output: {options.output.parent}: no such folder")
+    if options.rates:
+        rates = {"product_gflops": product_rates(), "attention_gflops": attention_rates()} | circumstances("torch")
+        options.output.write_text(json.dumps(rates, indent=2) + "\n")
+        return
     try:
         # Without a model in the folder, the helpers of `train_step` would make a random one there.
         check_folder(options.model)
@@ -233,7 +239,6 @@ def main() -> None:
     report: dict[str, Any] = {
         "problem": PROBLEM,
         "product_gflops": product_rates(),
-        "attention_gflops": attention_rates(),
         "results": results,
         "summary": summarize(results),
     }
