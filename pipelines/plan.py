@@ -15,6 +15,7 @@ from pos2distill.models.files import model_digest, with_commit
 from pos2distill.tasks.data_files import file_digest
 from pos2distill.urls import storage_errors
 
+from .missing_inputs import naming_their_source
 from .stages import analyze, choose_slot, distill, evaluate, prepare, sample, search_scales
 from .stages.plan_context import PlanContext
 from .stages.stage import Digests, Input, Stage
@@ -190,7 +191,10 @@ def make_plans(recipes: Sequence[Recipe]) -> list[Plan]:
         UserError: if a data file or a model cannot be read.
     """
     # Two passes, since a study can use the store of a study that comes after it in the sweep.
-    contexts = [_make_context(recipe) for recipe in recipes]
+    contexts = []
+    for recipe in recipes:
+        with naming_their_source(recipe):
+            contexts.append(_make_context(recipe))
     first_samples = [sample.plan(context) for context in contexts]
     with_teacher: dict[str, tuple[Stage, Study]] = {}
     for context, first_sample in zip(contexts, first_samples, strict=True):

@@ -12,6 +12,7 @@ import yaml
 
 from pipelines import commands
 from pipelines.cli import command_line, recipe_commands
+from pipelines.missing_inputs import naming_their_source
 from pipelines.plan import make_plan
 from pipelines.stages.predictions import prediction_parts, read_predictions
 from pipelines.terminal import summarize_manifest
@@ -20,6 +21,7 @@ from pos2distill.config.commands import COMMAND_FACTS
 from pos2distill.config.load import load_recipe
 from pos2distill.config.read import RECIPES, recipe_names
 from pos2distill.config.sweep import sweep_cells
+from pos2distill.errors import UserError
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.storage import claim_storage
 from tests.support.commands import replace_command, run_study
@@ -433,6 +435,23 @@ def test_study_names_the_task_of_bad_data(
     make_recipe(evaluation={"also_evaluate": [str(tmp_path / "other.yaml")]})
     assert command_line.main(["study", str(tmp_path / "recipe.yaml"), f"runtime.storage={tmp_path}/run"]) == 2
     assert capsys.readouterr().err.startswith(f"error: evaluation.also_evaluate: other: {tmp_path}/{message}")
+
+
+def test_a_built_in_recipe_says_where_its_own_model_and_data_come_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = "; `python run.py recipes kv_smollm2` says where it comes from\n"
+    toy = f"model.path={load_recipe('quickstart').study.model.path}"
+    assert command_line.main(["study", "kv_smollm2", toy, "--dry-run"]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path}/runs/kv.jsonl.gz: no such file (data.path){source}"
+    assert command_line.main(["study", "kv_smollm2", toy, "data.path=mine.jsonl", "--dry-run"]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path}/mine.jsonl: no such file (data.path)\n"
+    # The model may have been made here.
+    recipe = load_recipe("kv_smollm2")
+    with pytest.raises(UserError) as caught, naming_their_source(recipe):
+        raise UserError(f"{os.path.abspath(recipe.study.model.path)}: no such model folder (model.path)")
+    assert str(caught.value).endswith(source.rstrip())
 
 
 def test_report_without_results_makes_no_folder(
