@@ -171,7 +171,7 @@ def evaluate(
 
 
 def sample(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questions | None = None) -> Samples:
-    """Sample the advantaged answers of a recipe's training examples. Arguments and errors: as in `evaluate`."""
+    """Sample answers to a recipe's training examples. Arguments and errors: as in `evaluate`."""
     with _loaded(recipe, settings, data) as loaded:
         studies = commands.plan_command(loaded, "sample")
         (planned,) = studies

@@ -69,8 +69,8 @@ class Command:
 def plan_command(recipe: Recipe, command: str) -> list[PlannedStudy]:
     """What a command runs: the studies of a sweep, or the recipe's only one.
 
-    Planned once, before the command runs: for a plan that is made when its results are read, the data set, the model or
-    what a hub's `main` names may be others.
+    A command is planned once, and its results are read with the same plan: the data file, the model, or the commit that
+    a hub's `main` names may change in the meantime.
 
     Raises:
         UserError: for a sweep, if the command takes one study.

@@ -11,7 +11,7 @@ from pos2distill.errors import reworded
 
 
 @contextmanager
-def naming_their_source(recipe: Recipe) -> Iterator[None]:
+def with_input_source_hint(recipe: Recipe) -> Iterator[None]:
     """While the body reads a recipe's model and data, say where the built-in recipe's own ones come from."""
 
     def with_source(message: str) -> str:

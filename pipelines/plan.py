@@ -1,5 +1,7 @@
-"""Which stages a recipe leads to. Planning reads the data file and the model for their digests, and no storage: only
-which stages a command runs can depend on what is finished there.
+"""The plan of a recipe: its stages, their inputs and fingerprints.
+
+Planning reads the data file and the model for their digests. It does not read the storage; only the choice of a
+command's stages depends on what is finished there.
 
 A changed setting changes the fingerprints of the stages that declare it, and of the stages that read their results.
 """
@@ -15,7 +17,7 @@ from pos2distill.models.files import model_digest, with_commit
 from pos2distill.tasks.data_files import file_digest
 from pos2distill.urls import storage_errors
 
-from .missing_inputs import naming_their_source
+from .missing_inputs import with_input_source_hint
 from .stages import analyze, choose_slot, distill, evaluate, prepare, sample, search_scales
 from .stages.plan_context import PlanContext
 from .stages.stage import Digests, Input, Stage
@@ -193,7 +195,7 @@ def make_plans(recipes: Sequence[Recipe]) -> list[Plan]:
     # Two passes, since a study can use the store of a study that comes after it in the sweep.
     contexts = []
     for recipe in recipes:
-        with naming_their_source(recipe):
+        with with_input_source_hint(recipe):
             contexts.append(_make_context(recipe))
     first_samples = [sample.plan(context) for context in contexts]
     with_teacher: dict[str, tuple[Stage, Study]] = {}

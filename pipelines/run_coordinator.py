@@ -35,7 +35,7 @@ class CoordinatorSpec:
         guard: is given every stored sample.
         ids: those of all samples that may be made.
         selection: what an earlier run knows of them.
-        trained: samples that an earlier run processed, up to its last checkpoint.
+        trained: samples that an earlier run trained on, up to its last training state.
     """
 
     run: str
@@ -57,7 +57,7 @@ class RunProgress:
         stored: samples by outcome.
         sampling_seconds: until the last of them was stored.
         actor_seconds: the time that the actors of a pool worked, added up; only of pools whose calls do not overlap.
-        trained: samples processed by training, over all epochs.
+        trained: samples trained on, over all epochs.
         actors: how many began a batch in the last minutes, by pool.
         idle_seconds: the time since the last sample was stored or the last step ended.
     """
@@ -138,7 +138,7 @@ class RunCoordinator:
         self.last_news = time.monotonic()
         return [bool(index < end or self.selection.sampled_N[index]) for index in indices]
 
-    def count_step(self, trained: int, steps: int, loss: float) -> None:
+    def report_step(self, trained: int, steps: int, loss: float) -> None:
         """Count a training step."""
         # Totals, not increments: workers that restart from a checkpoint report lower numbers than before.
         self.progress.trained, self.progress.steps, self.progress.loss = trained, steps, loss

@@ -28,7 +28,7 @@ from .stages.made_from import (
     changed_input,
     record_inputs,
     reject_changed_input,
-    require_measured_as_trained,
+    require_unchanged_measurements,
 )
 from .stages.stage import RunContext, Stage
 from .terminal import summarize_manifest
@@ -46,8 +46,8 @@ def run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage], lease: Lease
     for stage in stages:
         if stage is plan.evaluate_base and plan.distill not in stages:
             # What the command has just measured, before anything that was made with earlier results is deleted.
-            require_measured_as_trained(plan.distill, ())
-        _discard_of_changed_input(stage)
+            require_unchanged_measurements(plan.distill, ())
+        _discard_if_input_changed(stage)
         if not is_pending(stage, plan, stages, recipe.runtime):
             _check_finished(stage)
             _show(stage, "cached", stage.artifact.manifest())
@@ -78,8 +78,8 @@ def _show(stage: Stage, duration: str, manifest: Manifest | None) -> None:
         warn(f"{stage.name}: {warning}")
 
 
-def _discard_of_changed_input(stage: Stage) -> None:
-    """Delete answers and analyses of a model that has been trained again since, or made with what was measured again.
+def _discard_if_input_changed(stage: Stage) -> None:
+    """Delete an artifact if a model that it was made with was trained again, or a slot or scales were measured again.
 
     Raises:
         UserError: instead, for samples and checkpoints.

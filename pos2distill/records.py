@@ -162,9 +162,11 @@ RESPONSE_SCHEMA = pa.schema(
     metadata=_METADATA,
 )
 
-# An advantaged answer, kept or not, with the teacher's view of it.
-#   hidden: (T, H) row-major bytes of dtype `hidden_dtype`, the states that enter lm_head at the positions that
-#   predict response_ids; null if the answer is not kept or the teacher is another.
+# A response for training, kept or not, with what the teacher stored with it: one record of the sample store.
+#   slots: those of the answered prompt (the advantageous ones; on-policy those of one training row).
+#   prompt_ids: the prompt that the teacher reads, see `RESPONSE_SCHEMA`.
+#   hidden: (T, H) row-major bytes of dtype `hidden_dtype`, the states that enter lm_head at the positions that predict
+#   response_ids; null if the response is not kept or `method.teacher` is not `cached`.
 SAMPLE_SCHEMA = pa.schema(
     [
         *RESPONSE_SCHEMA,

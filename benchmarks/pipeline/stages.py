@@ -31,7 +31,7 @@ from pos2distill.sampling.prompting import PromptSpec, build_evaluation_prompts
 from pos2distill.store.lease import Lease
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.permutations import evaluated_placements
-from pos2distill.training.rows import RowBuilder, kept_samples
+from pos2distill.training.rows import RowBuilder, decode_samples
 
 REPORT = Path(__file__).with_suffix(".json")
 _EVALUATED_EXAMPLES = 64
@@ -101,7 +101,7 @@ def _build_rows(recipe: Recipe, plan: Plan, stopwatch: Stopwatch) -> None:
     for start in range(0, len(ids), _LOADED_EXAMPLES):
         with stopwatch.time("load samples"):
             indices = np.arange(start, min(start + _LOADED_EXAMPLES, len(ids)))
-            samples = kept_samples(store.load(index, indices))
+            samples = decode_samples(store.load(index, indices))
         with stopwatch.time("build rows"):
             for sample in samples:
                 assert sample is not None  # every answer is kept

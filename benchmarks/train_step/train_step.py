@@ -85,7 +85,7 @@ def floor_flops(size: Size, folder: Path, device: torch.device, name: str) -> di
     teacher_tokens = sum(len(row.response_ids) for row in one_row_per_example)
     teacher_flops = 0.0
     if name == "ours_resident":
-        teacher_inputs = sum(len(row.sample.prompt_ids) + len(row.response_ids) for row in one_row_per_example)
+        teacher_inputs = sum(len(row.sample.teacher_prompt_ids) + len(row.response_ids) for row in one_row_per_example)
         teacher_flops = 2.0 * layer_weights * size.layers * teacher_inputs
     return {
         "layers": 6.0 * layer_weights * size.layers * count_tokens(rows)["shared_once"],

@@ -36,7 +36,7 @@ def pad(rows: Sequence[Row], device: torch.device, *, of_teacher: bool = False) 
     """Pad rows with the student's prompts, or with the teacher's."""
     prompts = [row.prompt_ids for row in rows]
     if of_teacher:
-        prompts = [row.sample.prompt_ids for row in rows]
+        prompts = [row.sample.teacher_prompt_ids for row in rows]
     longest = max(len(prompt) + len(row.response_ids) for prompt, row in zip(prompts, rows, strict=True))
     ids_BL = torch.zeros(len(rows), longest, dtype=torch.long)
     mask_BL = torch.zeros_like(ids_BL)

@@ -19,7 +19,7 @@ from ..pending import is_pending
 from ..plan import Plan
 from ..progress_bar import show_activity
 from ..stages.distill import check_executor
-from ..stages.made_from import reject_changed_input, require_measured_as_trained
+from ..stages.made_from import reject_changed_input, require_unchanged_measurements
 from ..stages.resolve import with_distilled
 from ..stages.stage import Stage
 from .gpu_checks import check_gpus
@@ -44,7 +44,7 @@ def preflight(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
     for stage in stages:
         reject_changed_input(stage)
     if plan.evaluate_distilled in stages and plan.distill not in stages:
-        require_measured_as_trained(plan.distill, stages)
+        require_unchanged_measurements(plan.distill, stages)
     pending = [stage for stage in stages if is_pending(stage, plan, stages, recipe.runtime)]
     # Not if all is cached: to import transformers takes longer than to show the results.
     if not pending:

@@ -98,7 +98,7 @@ def _training_warnings(recipe: Recipe, pending: Sequence[Stage]) -> Iterator[str
     workers = trainers.max_workers or trainers.workers
     # A batch has rows at all: a checkpoint is made only of examples.
     _, rows = study.largest_batch
-    # As `rows_of_rank` divides them: equally many for each rank, as long as there are some.
+    # As `row_keys_of_rank` divides them: equally many for each rank, as long as there are some.
     useful = math.ceil(rows / math.ceil(rows / workers))
     if useful < workers:
         setting = "max_workers" if trainers.max_workers else "workers"

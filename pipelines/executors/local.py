@@ -264,8 +264,8 @@ class LocalSession:
         finally:
             shutil.rmtree(copy)
 
-    def save_checkpoint(self, step: int, folder: Path) -> None:
-        """See `WorkerSession.save_checkpoint`. The list of saved folders is replaced only once this one is whole."""
+    def save_state(self, step: int, folder: Path) -> None:
+        """See `WorkerSession.save_state`. The list of saved folders is replaced only once this one is whole."""
         # The random suffix avoids the folder of a killed run, which may hold half an upload of the same step.
         name = f"{step:08d}-{uuid.uuid4().hex[:8]}"
 
@@ -286,7 +286,7 @@ class LocalSession:
                 retry_while_unreachable(functools.partial(self.checkpoint.remove, f"{_STATE}/{old}"), self.warn)
 
     def wait_until_listed(self) -> None:
-        """Return at once: `save_checkpoint` writes the list."""
+        """Return at once: `save_state` writes the list."""
 
     def stop_requested(self) -> bool:
         """See `WorkerSession.stop_requested`."""
@@ -300,9 +300,9 @@ class LocalSession:
         """See `WorkerSession.warn`."""
         warn(line)
 
-    def count_step(self, samples: int, steps: int, loss: float) -> None:
-        """See `WorkerSession.count_step`."""
-        self.coordinator.count_step(samples, steps, loss)
+    def report_step(self, trained: int, steps: int, loss: float) -> None:
+        """See `WorkerSession.report_step`."""
+        self.coordinator.report_step(trained, steps, loss)
 
 
 def _parse(content: bytes) -> dict[str, int]:

@@ -25,9 +25,9 @@ class Coordinator(Protocol):
         """Count stored samples; raises UserError once too many have failed."""
 
     def claim_needed(self, sample_ids: Sequence[str]) -> list[bool] | None:
-        """Whether each of these samples is still needed: not if enough samples are kept before it.
+        """Whether each of these samples is still needed: not if enough samples before it are kept.
 
-        None while the answers that are under way are likely to be enough: to be asked again.
+        None if the answers that are in progress are likely to be enough: the caller waits and asks again.
         """
 
     def heartbeat(self, pool: str, actor: str) -> None:
@@ -36,8 +36,8 @@ class Coordinator(Protocol):
     def count_seconds(self, pool: str, seconds: float) -> None:
         """Count the time that an actor of a pool worked on a batch."""
 
-    def count_step(self, trained: int, steps: int, loss: float) -> None:
-        """Count a training step: samples processed over all epochs, steps made, the last loss."""
+    def report_step(self, trained: int, steps: int, loss: float) -> None:
+        """Set the totals of training so far: samples trained on over all epochs, steps, the last loss."""
 
     def request_stop(self) -> None:
         """Request that training saves its state and stops."""

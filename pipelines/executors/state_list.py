@@ -47,7 +47,7 @@ class StateList:
         return {} if content is None else self._parsed(checkpoint, content)
 
     def present(self, checkpoint: Artifact) -> dict[str, int]:
-        """As `read`, without states that are missing. Another process may be training.
+        """The listed states that exist, oldest first. Another process may be training.
 
         Raises:
             UserError: also if all listed states are missing.

@@ -18,7 +18,7 @@ from pos2distill.store.storage import RUN_FILE
 from pos2distill.urls import open_url, storage_errors
 
 from ..provenance import UNFINISHED_FILE, Provenance, corrupt_provenance, read_provenance
-from ..stages.made_from import is_of_earlier_checkpoint
+from ..stages.made_from import is_from_earlier_checkpoint
 
 
 def list_artifacts(
@@ -160,7 +160,7 @@ def _warn_if_outdated(artifact: Artifact) -> None:
         folder = provenance.inputs.get("checkpoint") if provenance else None
         if provenance is None or folder is None:
             return
-        if is_of_earlier_checkpoint(artifact, Artifact.in_folder(artifact.storage, folder)):
+        if is_from_earlier_checkpoint(artifact, Artifact.in_folder(artifact.storage, folder)):
             command = "evaluate" if provenance.task is None else "study"
             warn(
                 f"{artifact.url}: is of an earlier {folder}, which has been trained again since; run `{command}` again"

@@ -25,7 +25,7 @@ from ..artifact_names import BASE_ANALYSIS, DISTILLED_ANALYSIS
 from .parts_loop import map_and_store
 from .plan_context import PlanContext
 from .predictions import PROMPT_FIELDS, read_predictions
-from .prepare import EVALUATION, evaluation_examples, read_prepared
+from .prepare import EVALUATION, evaluation_examples_input, read_prepared
 from .resolve import resolve_auto_settings, with_distilled
 from .sample import TEACHERS
 from .stage import RunContext, Stage, recorded_seconds
@@ -58,7 +58,7 @@ def plan(
         evaluation: the evaluation of the same model.
         base_analysis: the analysis of the base model, for that of the distilled one.
     """
-    examples = evaluation_examples(context.prepare, context.digests)
+    examples = evaluation_examples_input(context.prepare, context.digests)
     inputs = {"examples": examples, "predictions": evaluation.output(), **context.training_inputs}
     name, folder = "analyze base", BASE_ANALYSIS
     if distill is not None and base_analysis is not None:

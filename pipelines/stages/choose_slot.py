@@ -15,7 +15,7 @@ from pos2distill.tasks.permutations import candidate_placements
 from ..artifact_names import SLOT_SCORES
 from .plan_context import PlanContext
 from .predictions import PROMPT_FIELDS, predict, publish
-from .prepare import TRAIN, count_training, training_examples
+from .prepare import TRAIN, count_training, training_examples_input
 from .resolve import resolve_auto_settings
 from .stage import RunContext, Stage, recorded_seconds
 
@@ -32,7 +32,7 @@ _FIELDS = (
 
 def plan(context: PlanContext) -> Stage:
     """The stage of a study whose advantageous slot is `auto`, or whose documents are reordered."""
-    inputs = {"examples": training_examples(context.prepare, context.digests), **context.scale_inputs}
+    inputs = {"examples": training_examples_input(context.prepare, context.digests), **context.scale_inputs}
     return context.declare(
         name="choose slot",
         folder=SLOT_SCORES,

@@ -25,7 +25,7 @@ from ..run_coordinator import CoordinatorSpec, RunProgress
 from . import sample
 from .plan_context import PlanContext
 from .predictions import PROMPT_FIELDS
-from .prepare import TRAIN, training_examples
+from .prepare import TRAIN, training_examples_input
 from .resolve import resolve_auto_settings, with_distilled
 from .stage import RunContext, Stage, record_stopped
 
@@ -64,7 +64,7 @@ def plan(context: PlanContext, samples: Stage, *, round_number: int = 1, student
         fields.append("method.view_weight")
     # Only the responses of the samples: how training uses a teacher is in this stage's own settings.
     responses = sample.responses(samples, context.digests)
-    examples = training_examples(context.prepare, context.digests)
+    examples = training_examples_input(context.prepare, context.digests)
     inputs = {"examples": examples, "samples": responses, **context.training_inputs}
     if student is not None:
         inputs["student"] = student.output()
@@ -85,7 +85,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     Samples that the store lacks are made at the same time and trained on as they arrive; then they are published here.
     An interrupted run continues from its last checkpoint.
 
-    Counts: rows = examples * (K + 1), or K without an anchor; every row once an epoch.
+    Counts: see `count_trained`.
 
     Raises:
         Stopped: if a signal asked for it; a checkpoint has been written.
@@ -93,7 +93,8 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     """
     start = time.monotonic()
     samples = stage.streams["samples"]
-    streamed = _must_sample(samples, context.runtime)
+    _publish_complete_samples(samples, context.runtime)
+    streamed = not samples.artifact.is_finished
     trained = _train(stage, context, samples, start, streamed=streamed)
     # Here, since what workers print is not shown.
     for warning in trained.outcome.warnings:
@@ -122,18 +123,14 @@ class _Trained:
     progress: RunProgress
 
 
-def _must_sample(samples: Stage, runtime: Runtime) -> bool:
-    """Whether samples are made while training runs. Publishes those that an earlier run has all made.
+def _publish_complete_samples(samples: Stage, runtime: Runtime) -> None:
+    """Publish samples that an earlier run has all made and not published.
 
     Raises:
         UserError: as `sample.publish`: what is wrong with them must not be found after training.
     """
-    if samples.artifact.is_finished:
-        return False
-    if sample.lacks_samples(samples):
-        return True
-    sample.publish(samples, runtime, None)
-    return False
+    if not samples.artifact.is_finished and not sample.lacks_samples(samples):
+        sample.publish(samples, runtime, None)
 
 
 def _train(stage: Stage, context: RunContext, samples: Stage, start: float, *, streamed: bool) -> _Trained:
@@ -141,7 +138,7 @@ def _train(stage: Stage, context: RunContext, samples: Stage, start: float, *, s
 
     Args:
         start: when the stage began, by the monotonic clock.
-        streamed: see `_must_sample`.
+        streamed: whether samples are made while training runs.
     Raises:
         UserError: if training cannot continue; the seconds and, if all are there, the samples are recorded.
     """
@@ -177,7 +174,7 @@ def _publish(checkpoint: Artifact, seconds: dict[str, float], peak_memory_gib: f
     """Publish a checkpoint whose training has ended, and remove its training state."""
     # Training it again gives other weights, which results of the first ones must not be taken for (`made_from`).
     details = {"id": uuid.uuid4().hex, PEAK_MEMORY: peak_memory_gib}
-    manifest = checkpoint.publish(counts=count_rows(checkpoint), seconds=seconds, details=details)
+    manifest = checkpoint.publish(counts=count_trained(checkpoint), seconds=seconds, details=details)
     # After the manifest: until then a killed run resumes from this state.
     checkpoint.remove(STATE_FOLDER)
     return manifest
@@ -289,7 +286,7 @@ def read_steps(checkpoint: Artifact) -> list[dict[str, Any]]:
     return records
 
 
-def count_rows(checkpoint: Artifact) -> dict[str, int]:
+def count_trained(checkpoint: Artifact) -> dict[str, int]:
     """What was trained on, by the step records: examples and rows of the first epoch, epochs, steps.
 
     Raises:

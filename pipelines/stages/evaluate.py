@@ -15,7 +15,7 @@ from pos2distill.tasks.prompts import MessageBuilder
 from ..artifact_names import BASE_SCORES, DISTILLED_SCORES
 from .plan_context import PlanContext
 from .predictions import PROMPT_FIELDS, predict, publish
-from .prepare import EVALUATION, evaluation_examples, read_prepared
+from .prepare import EVALUATION, evaluation_examples_input, read_prepared
 from .resolve import resolve_auto_settings, with_distilled
 from .stage import Input, RunContext, Stage, recorded_seconds
 
@@ -41,7 +41,7 @@ def declared_settings(study: Study) -> list[str]:
 def plan(context: PlanContext, *, distill: Stage | None = None) -> Stage:
     """The evaluation of the base model, or of the model that the stage `distill` makes."""
     study = context.study
-    inputs = {"examples": evaluation_examples(context.prepare, context.digests), **context.evaluation_inputs}
+    inputs = {"examples": evaluation_examples_input(context.prepare, context.digests), **context.evaluation_inputs}
     name, folder = "evaluate base", BASE_SCORES
     if distill is not None:
         inputs["checkpoint"] = distill.output()

@@ -49,7 +49,7 @@ def is_current(stage: Stage) -> bool:
 
 
 def changed_input(stage: Stage) -> Input | None:
-    """The input that was made again with another result after the artifact was begun, or is about to be."""
+    """The first input whose result has changed since the artifact was begun, or is about to; None if none has."""
     return _changed(stage, (*_MODELS, *_MEASURED))
 
 
@@ -92,8 +92,8 @@ def _is_begun(artifact: Artifact) -> bool:
     return any(not last_part(path).startswith(RECORD) for path in found)
 
 
-def require_measured_as_trained(checkpoint: Stage, stages: Sequence[Stage]) -> None:
-    """Reject a finished checkpoint for whose slot or scales another result is there by now, or none.
+def require_unchanged_measurements(checkpoint: Stage, stages: Sequence[Stage]) -> None:
+    """Reject a finished checkpoint whose slot or scales are missing, or were measured again with another result.
 
     Args:
         stages: those of a command that uses the checkpoint, and may measure what is missing.
@@ -119,7 +119,7 @@ def _made_from_earlier(stage: Stage, changed: Input) -> str:
     return f"{stage.artifact.url}: made from an earlier {changed.artifact.folder}, which has been deleted or replaced"
 
 
-def is_of_earlier_checkpoint(answers: Artifact, checkpoint: Artifact) -> bool:
+def is_from_earlier_checkpoint(answers: Artifact, checkpoint: Artifact) -> bool:
     """Whether answers or an analysis are not of the checkpoint that is there now; False if there is none."""
     record = _read_record(answers, of_model=True)
     if record is None or "checkpoint" not in record:

@@ -42,7 +42,7 @@ def plan(study: Study, storage: str, digests: Digests, *, task: str | None = Non
     )
 
 
-def training_examples(stage: Stage, digests: Digests) -> Input:
+def training_examples_input(stage: Stage, digests: Digests) -> Input:
     """The training examples. Which examples are evaluated does not change which are trained on."""
     fields = [name for name in _FIELDS if name not in _NOT_FOR_TRAINING]
     data = stage.study.data
@@ -52,7 +52,7 @@ def training_examples(stage: Stage, digests: Digests) -> Input:
     return Input(stage.artifact, digests.fingerprint(restrict(stage.study, fields), derived=derived))
 
 
-def evaluation_examples(stage: Stage, digests: Digests) -> Input:
+def evaluation_examples_input(stage: Stage, digests: Digests) -> Input:
     """The evaluation examples. Which examples are trained on does not change which are evaluated."""
     fields = [name for name in _FIELDS if name not in _NOT_FOR_EVALUATION]
     return Input(stage.artifact, digests.fingerprint(restrict(stage.study, fields), derived=stage.derived))
@@ -99,7 +99,8 @@ def run(stage: Stage, context: RunContext, task: str | None, digest: str) -> Man
         task: the name of the other task whose data this is.
         digest: that of the data file when the study was planned.
     Raises:
-        UserError: if the data cannot be used, or are others by now, which would be taken for those of the fingerprint.
+        UserError: if the data cannot be used, or the file has changed since the study was planned: its examples would
+            be stored under the old fingerprint.
     """
     start = time.monotonic()
     with prefix_task_errors(task):

@@ -1,4 +1,4 @@
-"""Settings that ask for a result of earlier stages, replaced by it: slots, scales, a distilled model."""
+"""Replace settings such as `auto` by results of earlier stages: slots, RoPE scales, a distilled model."""
 
 from collections.abc import Mapping
 

@@ -41,7 +41,7 @@ from ..executors.protocol import Coordinator, Stream
 from ..run_coordinator import CoordinatorSpec, RunProgress
 from .plan_context import PlanContext
 from .predictions import PROMPT_FIELDS
-from .prepare import TRAIN, training_examples, training_ids
+from .prepare import TRAIN, training_examples_input, training_ids
 from .resolve import resolve_auto_settings, with_distilled
 from .stage import Digests, Input, RunContext, Stage, record_stopped
 
@@ -72,7 +72,7 @@ def plan(context: PlanContext, *, round_number: int = 1, student: Stage | None =
         fields += ["method.name", "method.k"]
         # With the default weight there are anchor rows, and their number does not depend on it.
         fields += ["method.anchor_weight"] if not study.method.anchor_weight else []
-    inputs = {"examples": training_examples(context.prepare, context.digests), **context.training_inputs}
+    inputs = {"examples": training_examples_input(context.prepare, context.digests), **context.training_inputs}
     if student is not None:
         inputs["student"] = student.output()
     # The stored values, not the setting: `resident` and `none` both store nothing and can use the same samples.
@@ -237,7 +237,7 @@ def _create_teacher(base: ModelSection, alignment: Alignment, pool: PoolSection)
 
 def _selection(stage: Stage, store: SampleStore) -> Selection:
     """What the store knows of the samples, and so which are still to be made."""
-    index, kept_N = store.read_kept(sample_ids_of(stage))
+    index, kept_N = store.read_index_and_kept(sample_ids_of(stage))
     return Selection(index.stored, kept_N, stage.study.wanted_samples)
 
 

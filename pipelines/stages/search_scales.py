@@ -26,7 +26,7 @@ from ..progress_bar import show_stage
 from ..scaled_config import SCALED_CONFIG_FOLDER, scaled_config_files
 from .plan_context import PlanContext
 from .predictions import PROMPT_FIELDS
-from .prepare import TRAIN, count_training, training_examples
+from .prepare import TRAIN, count_training, training_examples_input
 from .stage import RunContext, Stage, recorded_seconds
 
 _FIELDS = (*PROMPT_FIELDS, "seed", "inference.search", "evaluation.max_new_tokens")
@@ -39,7 +39,7 @@ _LATER = pydantic.TypeAdapter(list[Candidate])
 
 def plan(context: PlanContext) -> Stage:
     """The stage of a study whose method is `lpes` without scales. It uses training questions only."""
-    inputs = {"examples": training_examples(context.prepare, context.digests)}
+    inputs = {"examples": training_examples_input(context.prepare, context.digests)}
     return context.declare(
         name="search scales",
         folder=ROPE_SCALES,

@@ -163,14 +163,14 @@ class MethodSection(Section):
         return self.spec.on_policy or self.teacher_slot == "random"
 
     @property
-    def rows_per_example(self) -> int:
-        """Rows of an example in a global batch: K, and one at the advantageous slot.
+    def reserved_rows_per_example(self) -> int:
+        """Rows that a global batch reserves for an example: K trivial rows and one anchor row.
 
-        The latter counts also for the baselines of R1, which do not compute it, so that they make as many steps. R2 has
-        none, since the paper's batches are full without anchors.
+        The anchor row is also reserved for R1's baselines, which do not compute it, so that they make as many steps. R2
+        reserves none: the paper's batches are full without anchors.
         """
-        has_anchor_place = self.spec.reserves_anchor or self.anchor_weight > 0
-        return self.k + has_anchor_place
+        has_anchor_row = self.spec.reserves_anchor or self.anchor_weight > 0
+        return self.k + has_anchor_row
 
     @model_validator(mode="after")
     def _weights_fit_the_loss(self) -> "MethodSection":

@@ -16,8 +16,8 @@ class Method:
     Attributes:
         name: the value of `method.name`.
         description: one phrase, for the documentation.
-        loss: the loss of a row. kl: KL(base model || student), mean over response tokens; ce: cross-entropy on the
-            response.
+        loss: the loss of a row. kl: KL between base model and student, in the direction of `method.divergence`, mean
+            over response tokens; ce: cross-entropy on the response.
         target: the response of a row. sampled: from the advantageous prompt; gold: the data set's first answer.
         weights: weights of trivial rows, if `method.weights` is left open.
         allowed_weights: all that this method can use.

@@ -237,7 +237,7 @@ class Runtime(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _train_as_the_executor_can(cls, settings: Any) -> Any:
+    def _default_training_strategy(cls, settings: Any) -> Any:
         """One process trains with `torch`, unless another strategy is asked for."""
         if not isinstance(settings, Mapping):
             return settings

@@ -8,7 +8,7 @@ from pos2distill.config.base import Section
 
 
 class SamplingSection(Section):
-    """How responses are sampled at the advantageous slot, and which of them are kept."""
+    """How responses are sampled for training, and which of them are kept."""
 
     temperature: float = Field(0.0, ge=0, description="Sampling temperature. 0: greedy.")
     top_p: float = Field(

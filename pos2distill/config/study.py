@@ -126,6 +126,36 @@ class Study(Section):
         """Whether the model's weights can be read, and so trained. A server only returns answers."""
         return self.model.engine != "openai"
 
+    @property
+    def wanted_samples(self) -> int:
+        """Kept samples to train on: on-policy methods have several of each example."""
+        return self.data.train_examples * self.method.responses_per_example
+
+    def holds_base_copy(self, *, starts_from_base: bool) -> bool:
+        """Whether the base model is held next to the student.
+
+        A student with adapters that begins as the base model contains it, but not in later rounds, which begin with the
+        merged model of the one before.
+        """
+        contains_it = self.training.lora is not None and starts_from_base
+        return self.method.teacher == "resident" and not contains_it
+
+    @property
+    def examples_per_batch(self) -> int:
+        """Examples of a global batch: as many as fit with all their rows."""
+        return self.training.global_batch_rows // self.method.reserved_rows_per_example
+
+    @property
+    def samples_per_batch(self) -> int:
+        """Samples of a global batch."""
+        return self.examples_per_batch * self.method.responses_per_example
+
+    @property
+    def largest_batch(self) -> tuple[int, int]:
+        """The examples of a global batch, and its rows that are computed."""
+        examples = min(self.examples_per_batch, self.data.train_examples)
+        return examples, examples * self.method.computed_rows_per_example
+
     @model_validator(mode="after")
     def _evaluation_fits(self) -> "Study":
         evaluation, documents = self.evaluation, self.data.documents
@@ -217,36 +247,6 @@ class Study(Section):
             )
         return self
 
-    @property
-    def wanted_samples(self) -> int:
-        """Kept samples to train on: on-policy methods have several of each example."""
-        return self.data.train_examples * self.method.responses_per_example
-
-    def holds_base_copy(self, *, starts_from_base: bool) -> bool:
-        """Whether the base model is held next to the student.
-
-        A student with adapters that begins as the base model contains it, but not in later rounds, which begin with the
-        merged model of the one before.
-        """
-        contains_it = self.training.lora is not None and starts_from_base
-        return self.method.teacher == "resident" and not contains_it
-
-    @property
-    def examples_per_batch(self) -> int:
-        """Examples of a global batch: as many as fit with all their rows."""
-        return self.training.global_batch_rows // self.method.rows_per_example
-
-    @property
-    def samples_per_batch(self) -> int:
-        """Samples of a global batch."""
-        return self.examples_per_batch * self.method.responses_per_example
-
-    @property
-    def largest_batch(self) -> tuple[int, int]:
-        """The examples of a global batch, and its rows that are computed."""
-        examples = min(self.examples_per_batch, self.data.train_examples)
-        return examples, examples * self.method.computed_rows_per_example
-
     @model_validator(mode="after")
     def _a_server_has_the_limit_of_the_evaluation(self) -> "Study":
         sent, limit = self.model.extra_body.get("max_completion_tokens"), self.evaluation.max_new_tokens
@@ -293,7 +293,7 @@ class Study(Section):
     @model_validator(mode="after")
     def _batch_holds_an_example(self) -> "Study":
         # A global batch holds whole examples.
-        rows = self.method.rows_per_example
+        rows = self.method.reserved_rows_per_example
         if self.training.global_batch_rows < rows:
             needed = "method.k" if rows == self.method.k else "method.k + 1"
             raise ValueError(

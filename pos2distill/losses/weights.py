@@ -13,7 +13,7 @@ _SMALLEST_EXCESS = 0.01
 
 
 def position_weights(
-    kl_N: Tensor, slot_N: Tensor, trivial_N: Tensor, *, variant: Literal["paper", "official", "uniform"]
+    kl_N: Tensor, slot_id_N: Tensor, trivial_N: Tensor, *, variant: Literal["paper", "official", "uniform"]
 ) -> Tensor:
     """Weight each activation KL by how hard its gold slot is.
 
@@ -27,14 +27,15 @@ def position_weights(
 
     Args:
         kl_N: (N,) nats, the method's KL (the paper's: teacher || student), averaged over response tokens; finite, >= 0.
-        slot_N: (N,) int, 0-based slot of the gold document.
+        slot_id_N: (N,) int, `Row.slot_id`: equal for rows with the gold documents at the same slots; for one gold
+            document its 0-based slot. Values of anchor rows are not used.
         trivial_N: (N,) bool; anchor rows get 0, since lambda weighs them instead.
         variant: which of the three above.
     Returns: (N,) float32, detached.
     Raises: ValueError naming the shapes, or the rows, at fault.
     """
-    if kl_N.ndim != 1 or not kl_N.shape == slot_N.shape == trivial_N.shape:
-        shapes = ", ".join(str(tuple(each.shape)) for each in (kl_N, slot_N, trivial_N))
+    if kl_N.ndim != 1 or not kl_N.shape == slot_id_N.shape == trivial_N.shape:
+        shapes = ", ".join(str(tuple(each.shape)) for each in (kl_N, slot_id_N, trivial_N))
         raise ValueError(f"expected three tensors of shape (N,), got {shapes}")
     kl_N = kl_N.detach().float()
     bad = (~torch.isfinite(kl_N) | (kl_N < 0)).nonzero().flatten().tolist()[:5]
@@ -43,7 +44,7 @@ def position_weights(
     if variant == "uniform":
         return trivial_N.float() / trivial_N.sum().clamp_min(1)
     # Slots that have no row in this batch take no part in the softmax.
-    slots, bin_M = slot_N[trivial_N].unique(return_inverse=True)
+    slots, bin_M = slot_id_N[trivial_N].unique(return_inverse=True)
     kl_M, zeros_P = kl_N[trivial_N], kl_N.new_zeros(len(slots))
     mean_P = zeros_P.scatter_reduce(0, bin_M, kl_M, "mean", include_self=False)
     peak_M = zeros_P.scatter_reduce(0, bin_M, kl_M, "amax")[bin_M]

@@ -1,4 +1,4 @@
-"""Hidden states of the frozen teacher at the response tokens, computed once for each example.
+"""Hidden states of the frozen teacher at the response tokens, computed once for each kept sample.
 
 The trainer multiplies them with the teacher's lm_head to get the exact logits. Hidden states of size 4096 in bfloat16
 take 8 KB a token; bfloat16 logits over 128,000 words would take 256 KB.

@@ -1,4 +1,4 @@
-"""Tables of an artifact that is not finished, in parts, so that a run which was stopped continues where it was."""
+"""Partial results of an unfinished artifact, in parts, so that a stopped run can resume."""
 
 import logging
 import re

@@ -157,7 +157,7 @@ class SampleStore:
         # From the order of the parts to the requested one: the argsort of a permutation is its inverse.
         return pa.concat_tables(tables).take(np.argsort(np.concatenate(order)))
 
-    def read_kept(self, ids: Sequence[str] | pa.Array) -> tuple[StoreIndex, Bools]:
+    def read_index_and_kept(self, ids: Sequence[str] | pa.Array) -> tuple[StoreIndex, Bools]:
         """The index, and `kept` of it; without parts that turn out to be corrupt."""
         return self._without_corrupt_parts(self.kept, ids)
 

@@ -1,7 +1,7 @@
-"""Which samples are trained on: in their order, the first ones until enough answers are kept.
+"""The samples that are trained on: the first kept ones in index order, as many as are wanted.
 
-So a run trains on as many samples as it asks for, however many answers are wrong, and on the same ones in whatever
-order they are answered.
+So their number does not depend on how many answers are wrong, as long as enough are kept, and the choice does not
+depend on the order in which answers arrive.
 
 Shapes: N samples.
 """

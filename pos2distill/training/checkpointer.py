@@ -1,4 +1,8 @@
-"""When a checkpoint is due, and how it is written."""
+"""When a training state is due, and how it is written.
+
+A training state is what a resumed run needs: weights in float32, Adam's moments, progress. It is in the folder
+`training/` of the checkpoint artifact while training runs. The distilled model is written once, at the end.
+"""
 
 import contextlib
 import tempfile
@@ -16,7 +20,7 @@ _UPLOAD_POLL_SECONDS = 0.2
 
 
 class Checkpointer:
-    """Decides when a checkpoint is due, and saves training state.
+    """Decides when a training state is due, and saves it.
 
     Args:
         log: on rank 0; it is written before each checkpoint, so that both name the same steps.
@@ -63,7 +67,7 @@ class Checkpointer:
         return action
 
     def save(self, progress: TrainingProgress) -> None:
-        """Write a checkpoint; every rank writes its own files."""
+        """Write a training state; every rank writes its own files."""
         # A checkpoint for any reason restarts the interval, so that a regular one does not follow at once.
         self.last_step, self.last_time = progress.step, time.monotonic()
         progressed = (progress.step, progress.epoch, int(progress.done.sum()))
@@ -84,7 +88,7 @@ class Checkpointer:
         if self.log is not None:
             progress.save(folder)
             self.log.flush()
-        self.session.save_checkpoint(progress.step, folder)
+        self.session.save_state(progress.step, folder)
 
     def close(self) -> None:
         """Remove the scratch folder, unless uploads still read from it."""

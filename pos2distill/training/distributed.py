@@ -45,7 +45,7 @@ class DistContext:
             return value_C
         own_C = value_C.to(self.device)
         gathered = [torch.empty_like(own_C) for _ in range(self.world_size)]
-        # Requires equal sizes on all ranks; padding rows (`rows_of_rank`) make them equal.
+        # Requires equal sizes on all ranks; padding rows (`row_keys_of_rank`) make them equal.
         torch.distributed.all_gather(gathered, own_C)
         return torch.cat(gathered).cpu()
 

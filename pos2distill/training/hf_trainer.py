@@ -41,7 +41,7 @@ def to_feature(build: RowBuilder, sample: Sample) -> dict[str, Any]:
     rows = [build.row(key) for key in build.keys(sample)]
     trivial = [row for row in rows if row.slot_id != ANCHOR]
     return {
-        "prompts": [sample.prompt_ids.tolist(), *(row.prompt_ids.tolist() for row in trivial)],
+        "prompts": [sample.teacher_prompt_ids.tolist(), *(row.prompt_ids.tolist() for row in trivial)],
         "slots": [ANCHOR, *(row.slot_id for row in trivial)],
         "response": rows[0].response_ids.tolist(),
     }

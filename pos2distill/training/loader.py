@@ -1,6 +1,6 @@
 """Which samples make up which global batch: every sample once an epoch, from the store or as it is sampled.
 
-All ranks see the same batches; `rows_of_rank` divides each between them.
+All ranks see the same batches; `row_keys_of_rank` divides each between them.
 """
 
 from collections.abc import Callable, Iterator
@@ -69,7 +69,7 @@ class BatchLoader:
         """Collect samples until they fill a batch; the last batch takes what is left."""
         collected = BatchCollector(epoch, self.study, done_N, self.tracker.selection)
         for samples in samples_left(self.tracker, self.study, epoch, done_N, self.open_stream):
-            # Passed on, since a request to stop must not wait until sampling has filled a batch.
+            # No sample has come for a while. The empty batch lets the training loop handle a request to stop.
             if not samples:
                 yield collected.empty_batch()
                 continue

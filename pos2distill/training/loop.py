@@ -57,7 +57,7 @@ class _GlobalBatch:
 
     loss_N: Tensor
     coefficient_N: Tensor
-    slot_N: Tensor
+    slot_id_N: Tensor
 
 
 class Trainer:
@@ -70,7 +70,7 @@ class Trainer:
 
     Args:
         study: method and training settings.
-        trainers: size of a micro-batch.
+        trainers: settings of the training workers: the token limit of a micro-batch, and what an error of memory names.
         build: builds the rows of a sample.
         strategy: the student, and how it is updated.
         teacher: the base model; None if the method does not use it.
@@ -181,44 +181,44 @@ class Trainer:
         single_loss_B = None
         if len(micro_batches) == 1:
             single_loss_B = self._forward(micro_batches[0])
-        slot_N = self.dist.all_gather(torch.cat([micro.slot_B for micro in micro_batches]))
-        coefficient_N = self._coefficients(micro_batches, single_loss_B, slot_N, handle_requests)
+        slot_id_N = self.dist.all_gather(torch.cat([micro.slot_id_B for micro in micro_batches]))
+        coefficient_N = self._coefficients(micro_batches, single_loss_B, slot_id_N, handle_requests)
         losses = []
         # Values are gathered in rank order, and every rank has equally many rows.
-        start = self.dist.rank * (len(slot_N) // self.dist.world_size)
+        start = self.dist.rank * (len(slot_id_N) // self.dist.world_size)
         for index, micro in enumerate(micro_batches):
             loss_B = single_loss_B
             if loss_B is None:
                 loss_B = self._forward(micro)
-            coefficient_B = coefficient_N[start : start + len(micro.slot_B)].to(loss_B.device)
+            coefficient_B = coefficient_N[start : start + len(micro.slot_id_B)].to(loss_B.device)
             is_last = index == len(micro_batches) - 1
             self.strategy.backward((coefficient_B * loss_B).sum(), last=is_last)
             losses.append(loss_B.detach())
-            start += len(micro.slot_B)
+            start += len(micro.slot_id_B)
             if not is_last:
                 handle_requests()
         # Copied to the CPU only here: an earlier copy would make the CPU wait for each micro-batch.
         loss_N = _require_finite(self.dist.all_gather(torch.cat(losses).cpu()))
-        return _GlobalBatch(loss_N, coefficient_N, slot_N)
+        return _GlobalBatch(loss_N, coefficient_N, slot_id_N)
 
     def _coefficients(
         self,
         micro_batches: Sequence[MicroBatch],
         single_loss_B: Tensor | None,
-        slot_N: Tensor,
+        slot_id_N: Tensor,
         handle_requests: Callable[[], None],
     ) -> Tensor:
         """The coefficients (N,) of the whole global batch, from the losses of all ranks."""
         if self.study.method.weights == "uniform":
             # The losses are not used, so no pass is needed.
-            loss_C = torch.zeros(sum(len(micro.slot_B) for micro in micro_batches))
+            loss_C = torch.zeros(sum(len(micro.slot_id_B) for micro in micro_batches))
         elif single_loss_B is not None:
             loss_C = single_loss_B.detach().cpu()
         else:
             loss_C = self._measure(micro_batches, handle_requests)
         reference_C = torch.cat([self._reference_loss(micro) for micro in micro_batches])
         loss_N = _require_finite(self.dist.all_gather(loss_C))
-        return row_coefficients(self.study.method, loss_N, self.dist.all_gather(reference_C), slot_N)
+        return row_coefficients(self.study.method, loss_N, self.dist.all_gather(reference_C), slot_id_N)
 
     def _forward(self, micro: MicroBatch) -> Tensor:
         return self.strategy.forward(micro.batch, micro.teacher)
@@ -237,14 +237,14 @@ class Trainer:
         """The base model's own loss on each row's response at the advantageous slots, (B,); 0 if nothing needs it."""
         if self.study.method.weights != "adaptive":
             # Zeros of the right size, since every rank takes part in the gather.
-            return torch.zeros(len(micro.slot_B))
+            return torch.zeros(len(micro.slot_id_B))
         distribution = micro.teacher
         assert isinstance(distribution, FullDistribution)  # the settings allow no other with adaptive weights
         losses = []
         for start in range(0, len(micro.batch.target_T), _CHUNK_TOKENS):
             chunk = slice(start, start + _CHUNK_TOKENS)
             losses.append(distribution[chunk].cross_entropy(micro.batch.target_T[chunk]).cpu())
-        return mean_by_row(torch.cat(losses), micro.batch.row_T, len(micro.slot_B))
+        return mean_by_row(torch.cat(losses), micro.batch.row_T, len(micro.slot_id_B))
 
 
 def _require_finite(loss_N: Tensor) -> Tensor:
@@ -259,11 +259,11 @@ def _require_finite(loss_N: Tensor) -> Tensor:
 
 
 def _make_record(step: int, batch: Batch, computed: _GlobalBatch, norm: float, rate: float) -> StepRecord:
-    loss_N, coefficient_N, slot_N = computed.loss_N, computed.coefficient_N, computed.slot_N
+    loss_N, coefficient_N, slot_id_N = computed.loss_N, computed.coefficient_N, computed.slot_id_N
     # ANCHOR and PADDING are negative.
-    is_trivial_N = slot_N >= 0
+    is_trivial_N = slot_id_N >= 0
     weights: dict[int, float] = {}
-    slots = slot_N[is_trivial_N].tolist()
+    slots = slot_id_N[is_trivial_N].tolist()
     coefficients = coefficient_N[is_trivial_N].tolist()
     for slot, coefficient in zip(slots, coefficients, strict=True):
         weights[slot] = weights.get(slot, 0.0) + coefficient
@@ -272,10 +272,10 @@ def _make_record(step: int, batch: Batch, computed: _GlobalBatch, norm: float, r
         epoch=batch.epoch,
         examples=tuple(sample.example.example_id for sample in batch.samples),
         fraction=batch.fraction,
-        rows=int((slot_N != PADDING).sum()),
+        rows=int((slot_id_N != PADDING).sum()),
         loss=float((coefficient_N * loss_N).sum()),
         loss_trivial=_mean(loss_N[is_trivial_N]),
-        loss_anchor=_mean(loss_N[slot_N == ANCHOR]),
+        loss_anchor=_mean(loss_N[slot_id_N == ANCHOR]),
         grad_norm=norm,
         learning_rate=rate,
         weight_by_slot=dict(sorted(weights.items())),

@@ -18,7 +18,7 @@ from pos2distill.losses.objectives import PADDING
 from pos2distill.models.packing import ResponseBatch, collate, count_own_tokens
 from pos2distill.training.batches import Batch
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.rows import Row, RowBuilder, RowKey, rows_of_rank
+from pos2distill.training.rows import Row, RowBuilder, RowKey, row_keys_of_rank
 from pos2distill.training.teachers import TeacherDistribution
 from pos2distill.training.views import view_of
 
@@ -37,13 +37,13 @@ class MicroBatch:
     Attributes:
         rows: B rows.
         batch: the same rows, packed.
-        slot_B: (B,) int64, each row's `slot_id`.
+        slot_id_B: (B,) int64, each row's `slot_id`.
         teacher: what is known of the base model at the responses; None until training has added it.
     """
 
     rows: Sequence[Row]
     batch: ResponseBatch
-    slot_B: Tensor
+    slot_id_B: Tensor
     teacher: TeacherDistribution | None = None
 
 
@@ -84,7 +84,7 @@ class BatchPreparer:
         if not keys:
             return PreparedBatch(batch, [])
         rows = []
-        for key, is_padding in rows_of_rank(keys, self.dist.rank, self.dist.world_size):
+        for key, is_padding in row_keys_of_rank(keys, self.dist.rank, self.dist.world_size):
             row = self.build.row(key)
             rows.append(_as_padding(row) if is_padding else row)
         return PreparedBatch(batch, self._cut(rows, batch.epoch))
@@ -98,8 +98,8 @@ class BatchPreparer:
         start = 0
         for size in split_into_micro_batches(added_tokens, len(rows), count):
             micro_rows = rows[start : start + size]
-            slot_B = torch.tensor([row.slot_id for row in micro_rows])
-            micro_batches.append(MicroBatch(micro_rows, pack(micro_rows, self.study, epoch), slot_B))
+            slot_id_B = torch.tensor([row.slot_id for row in micro_rows])
+            micro_batches.append(MicroBatch(micro_rows, pack(micro_rows, self.study, epoch), slot_id_B))
             start += size
         return micro_batches
 

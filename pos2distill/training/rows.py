@@ -25,8 +25,9 @@ class Sample:
     Attributes:
         slots: slots of the gold documents in the prompt that was answered: the advantageous ones, except in on-policy
             methods.
-        prompt_ids: the prompt that the teacher gets: the one that was answered; on-policy the advantageous one; with
-            `method.teacher_slot: random` that of another slot.
+        teacher_prompt_ids: the prompt that the teacher reads (the store's column `prompt_ids`). It is the answered one,
+            except in on-policy methods (the advantageous one) and with `method.teacher_slot: random` (one with the gold
+            documents at random slots).
         response_ids: the answer.
         hidden: the base model's hidden states at the response, as `hidden_to_bytes` encodes them.
         hidden_dtype: the dtype of `hidden`.
@@ -36,7 +37,7 @@ class Sample:
 
     example: Example
     slots: Slots
-    prompt_ids: Tokens
+    teacher_prompt_ids: Tokens
     response_ids: Tokens
     hidden: bytes | None
     hidden_dtype: str | None
@@ -110,7 +111,7 @@ class RowBuilder:
         is_anchor = slots == advantageous_slots(self.study, sample.example)
         # The stored prompt, not one that is built again: training may reshuffle distractors, sampling does not.
         if is_anchor and slots == teacher_slots(self.study, sample.example):
-            return Row(sample, slots, ANCHOR, sample.prompt_ids, response_ids)
+            return Row(sample, slots, ANCHOR, sample.teacher_prompt_ids, response_ids)
         order = self.study.method.distractor_order
         prompt_ids = self.build_prompt(
             sample.example,
@@ -152,7 +153,7 @@ class RowBuilder:
         return model_end_of_turn_id(self.study.model, self.build_prompt.tokenizer)
 
 
-def kept_samples(table: pa.Table) -> list[Sample | None]:
+def decode_samples(table: pa.Table) -> list[Sample | None]:
     """Decode a table of `SAMPLE_SCHEMA`; None for records that were not kept."""
     names = (
         "outcome",
@@ -176,7 +177,7 @@ def kept_samples(table: pa.Table) -> list[Sample | None]:
             Sample(
                 example=example_from_row(record["example"].as_py()),
                 slots=tuple(record["slots"].as_py()),
-                prompt_ids=_values(record["prompt_ids"]),
+                teacher_prompt_ids=_values(record["prompt_ids"]),
                 response_ids=_values(record["response_ids"]),
                 hidden=record["hidden"].as_py(),
                 hidden_dtype=record["hidden_dtype"].as_py(),
@@ -187,7 +188,7 @@ def kept_samples(table: pa.Table) -> list[Sample | None]:
     return samples
 
 
-def rows_of_rank(keys: Sequence[RowKey], rank: int, world_size: int) -> list[tuple[RowKey, bool]]:
+def row_keys_of_rank(keys: Sequence[RowKey], rank: int, world_size: int) -> list[tuple[RowKey, bool]]:
     """One rank's rows of a global batch, as (key, whether it is padding).
 
     Ranks take consecutive rows, equally many, since ZeRO-3 requires every rank in every pass; the last ranks are

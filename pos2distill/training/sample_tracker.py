@@ -11,7 +11,7 @@ from pos2distill.store.samples import SampleStore, StoreIndex
 from pos2distill.store.selection import Selection
 from pos2distill.training.batches import IndexedSample, Indices
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.rows import kept_samples
+from pos2distill.training.rows import decode_samples
 
 
 class SampleTracker:
@@ -43,7 +43,7 @@ class SampleTracker:
         """Read on rank 0 what the store holds, and share it with all ranks: others could see parts that are newer."""
         own = None
         if self.dist.rank == 0:
-            index, kept_N = self.store.read_kept(self.ids)
+            index, kept_N = self.store.read_index_and_kept(self.ids)
             # Without the ids, which every rank has.
             own = (index.parts, index.part_of, kept_N)
         parts, part_of_N, kept_N = self.dist.all_gather_object(own)[0]
@@ -63,12 +63,12 @@ class SampleTracker:
 
     def load(self, indices: Indices) -> list[IndexedSample]:
         """Samples of the store, in the order of `indices`."""
-        samples = kept_samples(self.store.load(self.index, indices))
+        samples = decode_samples(self.store.load(self.index, indices))
         return list(map(IndexedSample, indices.tolist(), samples))
 
     def add(self, table: pa.Table) -> list[IndexedSample]:
         """Samples of the stream, which the selection counts from here on."""
         indices = [self._index_of[sample_id] for sample_id in table["sample_id"].to_pylist()]
-        samples = kept_samples(table)
+        samples = decode_samples(table)
         self.selection.add(indices, [sample is not None for sample in samples])
         return list(map(IndexedSample, indices, samples))

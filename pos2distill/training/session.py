@@ -37,8 +37,11 @@ class WorkerSession(Protocol):
                 which is removed at the end of the context.
         """
 
-    def save_checkpoint(self, step: int, folder: Path) -> None:
-        """Keep a folder of training state, and remove it here. Called on every rank; may return before the upload."""
+    def save_state(self, step: int, folder: Path) -> None:
+        """Keep this rank's folder of a training state, and remove it here.
+
+        Called on every rank; may return before the upload ends.
+        """
 
     def wait_until_listed(self) -> None:
         """Wait until the last saved state is one from which another run could continue. A minute at most."""
@@ -52,5 +55,5 @@ class WorkerSession(Protocol):
     def warn(self, line: str) -> None:
         """Have the driver print a warning."""
 
-    def count_step(self, samples: int, steps: int, loss: float) -> None:
-        """Report a step: samples processed over all epochs, steps made, the last loss. Called on rank 0 only."""
+    def report_step(self, trained: int, steps: int, loss: float) -> None:
+        """Report the totals so far: samples trained on over all epochs, steps, the last loss. Called on rank 0 only."""

@@ -8,8 +8,8 @@
 A source yields lists of samples, and an empty list where none has come for a while. It depends only on what all ranks
 have gathered together, so that every rank gets equally many lists.
 
-Trained on are the first samples until enough of them are kept (`Selection`). Where they are still being made, one
-that arrives waits until it is certain that it is among them.
+The first kept samples in index order are trained on (`Selection`). While sampling runs, a sample that has arrived is
+held back until it is certain to be one of them.
 
 Shapes: N samples.
 """

@@ -43,7 +43,7 @@ class StepLog:
     def __call__(self, record: StepRecord) -> None:
         """Log one step."""
         self.lines.append(json.dumps(record.as_dict()))
-        self.session.count_step(round(record.fraction * self.samples), record.step + 1, record.loss)
+        self.session.report_step(round(record.fraction * self.samples), record.step + 1, record.loss)
         for tracker in list(self.trackers):
             try:
                 tracker.log(record)

@@ -139,7 +139,7 @@ class ResidentTeacher:
         # Rows of an example differ in the student's prompt; on-policy, also in their responses. The teacher's prompt is
         # the same.
         row_of = {_response_key(row): row for row in rows}
-        prompts = [row.sample.prompt_ids for row in row_of.values()]
+        prompts = [row.sample.teacher_prompt_ids for row in row_of.values()]
         responses = [row.response_ids for row in row_of.values()]
         # On-policy, the answers to one example have one teacher prompt, which is computed once.
         groups = [row.group for row in row_of.values()]

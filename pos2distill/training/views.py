@@ -7,8 +7,8 @@ model's distribution under a second view, whose RoPE positions are shifted, from
     skip, pose:  r_i = i for i < s, i + y for i >= s     s uniform in 0..L-1, y uniform in 1..L
     cyclic:      r_i = (i + u) mod M                     u uniform in 0..L-1
 
-L: tokens of the example's own row. Rows of an example share the draw, and with it the positions of a common prefix.
-They differ by some tokens, so M is a sixteenth more than L.
+L: tokens of the teacher's prompt and the row's response. Rows of an example share the draw, and with it the positions
+of a common prefix. They differ by some tokens, so M is a sixteenth more than L.
 
 Shapes: S tokens of the packed sequence, T response tokens, B rows.
 """
@@ -51,7 +51,7 @@ def view_of(rows: Sequence[Row], batch: ResponseBatch, kind: Kind, *, seed: int,
 def _draw(row: Row, kind: Kind, seed: int, epoch: int) -> tuple[int, int, int]:
     """Where the shift begins, by how much, and the modulus (of `cyclic`)."""
     sample = row.sample
-    length = len(sample.prompt_ids) + len(row.response_ids)
+    length = len(sample.teacher_prompt_ids) + len(row.response_ids)
     generator = derive_generator(seed, "view", sample.example.example_id, epoch)
     if kind == "cyclic":
         return 0, int(generator.integers(length)), length + length // 16 + 1

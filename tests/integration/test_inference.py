@@ -33,7 +33,7 @@ from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.lease import Lease
 from pos2distill.tasks.permutations import advantageous_slots
 from pos2distill.tasks.prompts import PromptBuilder
-from pos2distill.training.rows import RowBuilder, kept_samples
+from pos2distill.training.rows import RowBuilder, decode_samples
 from tests.support.commands import run_distill, run_evaluate, run_study
 from tests.support.engines import hf_engine
 from tests.support.results import sample_store, training_ids
@@ -413,13 +413,13 @@ def test_random_advantageous_slots_are_those_of_the_samples_and_of_no_trivial_ro
     build = PromptBuilder(load_tokenizer(study.model), study.data.prompt, max_length=512, reserve=0)
     rows = RowBuilder(build, study)
     ids, store = training_ids(recipe), sample_store(recipe)
-    samples = kept_samples(store.load(store.index(ids), np.arange(len(ids))))
+    samples = decode_samples(store.load(store.index(ids), np.arange(len(ids))))
     slots = set()
     for sample in samples:
         assert sample is not None
         (slot,) = advantageous_slots(study, sample.example)
         slots.add(slot)
-        assert sample.prompt_ids.tolist() == build(sample.example, documents, (slot,)).tolist()
+        assert sample.teacher_prompt_ids.tolist() == build(sample.example, documents, (slot,)).tolist()
         anchor, *trivial = [rows.row(key) for key in rows.keys(sample)]
         assert (anchor.slots, anchor.slot_id) == ((slot,), ANCHOR)
         assert len(trivial) == 2

@@ -209,17 +209,17 @@ def test_run_study_on_policy_resumes_bit_identically_in_every_round(
         load_recipe(str(tmp_path / "recipe.yaml"), [f"runtime.storage={tmp_path / name}"]) for name in ("a", "b")
     )
     run_study(whole)
-    count_step = RunCoordinator.count_step
+    report_step = RunCoordinator.report_step
     stops = []
 
     def stop_once_a_round(coordinator: RunCoordinator, trained: int, steps: int, loss: float) -> None:
-        count_step(coordinator, trained, steps, loss)
+        report_step(coordinator, trained, steps, loss)
         if steps == 1:
             stops.append(steps)
             coordinator.request_stop()
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunCoordinator, "count_step", stop_once_a_round)
+        patch.setattr(RunCoordinator, "report_step", stop_once_a_round)
         for _ in range(ROUNDS):
             with pytest.raises(Stopped, match="stopped after step 1"):
                 run_study(interrupted)

@@ -86,16 +86,16 @@ def assert_each_example_once_an_epoch(recipe: Recipe) -> None:
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, fault: str, step: int) -> None:
     """Make the fault happen after a step of the next run."""
-    count_step = RunCoordinator.count_step
+    report_step = RunCoordinator.report_step
 
     def count_and_fail(coordinator: RunCoordinator, trained: int, steps: int, loss: float) -> None:
-        count_step(coordinator, trained, steps, loss)
+        report_step(coordinator, trained, steps, loss)
         if steps == step:
             if fault == "killed":
                 raise Killed
             coordinator.request_stop()
 
-    monkeypatch.setattr(RunCoordinator, "count_step", count_and_fail)
+    monkeypatch.setattr(RunCoordinator, "report_step", count_and_fail)
 
 
 def ended_by_itself(recipe: Recipe) -> bool:
@@ -349,7 +349,7 @@ def test_run_distill_resumes_bit_identically_after_a_stop_within_a_step(
 
 def test_local_session_keeps_the_newest_checkpoints(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[int] = []
-    save = LocalSession.save_checkpoint
+    save = LocalSession.save_state
 
     def save_and_count(session: LocalSession, step: int, folder: Path) -> None:
         save(session, step, folder)
@@ -357,7 +357,7 @@ def test_local_session_keeps_the_newest_checkpoints(recipe: Recipe, monkeypatch:
         kept.append(len([path for path in state.iterdir() if path.is_dir()]))
         assert not folder.exists()
 
-    monkeypatch.setattr(LocalSession, "save_checkpoint", save_and_count)
+    monkeypatch.setattr(LocalSession, "save_state", save_and_count)
     run_distill(recipe)
     assert kept == [1, 2]  # after steps 3 and 6
     assert not (Path(make_plan(recipe).distill.artifact.path) / "training").exists()

@@ -175,7 +175,7 @@ def plain_r1(model: Any, frozen: Any, source: Source) -> Tensor:
     for index in range(len(source.examples)):
         sample = source.sample(index)
         with torch.no_grad():
-            teacher_TV = response_logits(frozen, sample.prompt_ids, sample.response_ids).log_softmax(-1)
+            teacher_TV = response_logits(frozen, sample.teacher_prompt_ids, sample.response_ids).log_softmax(-1)
         for key in source.build.keys(sample):
             row: Row = source.build.row(key)
             student_TV = response_logits(model, row.prompt_ids, row.response_ids).log_softmax(-1)

@@ -19,7 +19,7 @@ from pos2distill.tasks.datasets import load_split
 from pos2distill.tasks.prompts import PromptBuilder
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.loader import BatchLoader
-from pos2distill.training.rows import Row, RowBuilder, RowKey, Sample, kept_samples
+from pos2distill.training.rows import Row, RowBuilder, RowKey, Sample, decode_samples
 from tests.support.stores import open_store
 
 
@@ -46,7 +46,7 @@ class Source:
         return self.table["sample_id"].combine_chunks()
 
     def sample(self, index: int) -> Sample:
-        (sample,) = kept_samples(self.table.slice(index, 1))
+        (sample,) = decode_samples(self.table.slice(index, 1))
         assert sample is not None
         return sample
 

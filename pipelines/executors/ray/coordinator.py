@@ -20,7 +20,7 @@ _STOP_SECONDS = 0.1  # a call takes milliseconds, and a coordinator that does no
 
 _GAUGES = {
     "samples_stored": "samples in the store, by outcome",
-    "samples_trained": "samples processed by training, over all epochs",
+    "samples_trained": "samples trained on, over all epochs",
     "steps": "optimizer steps",
     "loss": "of the last step",
     "actors": "actors of a pool that began a batch in the last minutes",
@@ -48,9 +48,9 @@ class RunCoordinatorActor(RunCoordinator):
             for outcome, count in self.progress.stored.items():
                 self._set("samples_stored", count, outcome=outcome)
 
-    def count_step(self, trained: int, steps: int, loss: float) -> None:
-        """See `RunCoordinator.count_step`."""
-        super().count_step(trained, steps, loss)
+    def report_step(self, trained: int, steps: int, loss: float) -> None:
+        """See `RunCoordinator.report_step`."""
+        super().report_step(trained, steps, loss)
         self._set("samples_trained", trained)
         self._set("steps", steps)
         self._set("loss", loss)
@@ -87,9 +87,9 @@ class RayCoordinator:
         needed: list[bool] | None = ray.get(self.actor.claim_needed.remote(sample_ids))
         return needed
 
-    def count_step(self, trained: int, steps: int, loss: float) -> None:
+    def report_step(self, trained: int, steps: int, loss: float) -> None:
         """Count a training step, without waiting."""
-        self.actor.count_step.remote(trained, steps, loss)
+        self.actor.report_step.remote(trained, steps, loss)
 
     def count_seconds(self, pool: str, seconds: float) -> None:
         """Count the time that an actor of a pool worked on a batch. Does not wait."""

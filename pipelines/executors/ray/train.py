@@ -185,8 +185,8 @@ class RaySession:
         if self.local_rank == 0:
             shutil.rmtree(copy)
 
-    def save_checkpoint(self, step: int, folder: Path) -> None:
-        """See `WorkerSession.save_checkpoint`. Ray Train uploads and removes the folder while training continues."""
+    def save_state(self, step: int, folder: Path) -> None:
+        """See `WorkerSession.save_state`. Ray Train uploads and removes the folder while training continues."""
         ray.train.report(
             {"step": step},
             checkpoint=Checkpoint.from_directory(folder),
@@ -245,9 +245,9 @@ class RaySession:
         """See `WorkerSession.warn`."""
         self.mailbox.warn(line)
 
-    def count_step(self, samples: int, steps: int, loss: float) -> None:
-        """See `WorkerSession.count_step`."""
-        self.coordinator.count_step(samples, steps, loss)
+    def report_step(self, trained: int, steps: int, loss: float) -> None:
+        """See `WorkerSession.report_step`."""
+        self.coordinator.report_step(trained, steps, loss)
 
 
 class ShardReader:

@@ -58,6 +58,6 @@ def test_study_rejects_a_batch_smaller_than_one_example(make_recipe: Callable[..
         make_recipe(training={"global_batch_rows": 3})
     # R2 has no row at the advantageous slot.
     r2: dict[str, Any] = {"method": {"name": "r2", "k": 3}, "training": {"global_batch_rows": 3}}
-    assert make_recipe(**r2).study.method.rows_per_example == 3
+    assert make_recipe(**r2).study.method.reserved_rows_per_example == 3
     with pytest.raises(UserError, match=r"2 rows cannot hold one example, which needs 3 rows \(method.k\)"):
         make_recipe(method=r2["method"], training={"global_batch_rows": 2})

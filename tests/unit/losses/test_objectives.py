@@ -12,9 +12,9 @@ SLOT = torch.tensor([3, 3, 7, ANCHOR, ANCHOR])
 NONE = torch.zeros(5)
 
 
-def coefficients(loss_N: Tensor, slot_N: Tensor, reference_N: Tensor | None = None, **settings: object) -> Tensor:
+def coefficients(loss_N: Tensor, slot_id_N: Tensor, reference_N: Tensor | None = None, **settings: object) -> Tensor:
     reference_N = torch.zeros_like(loss_N) if reference_N is None else reference_N
-    return row_coefficients(MethodSection(**settings), loss_N, reference_N, slot_N)  # type: ignore[arg-type]
+    return row_coefficients(MethodSection(**settings), loss_N, reference_N, slot_id_N)  # type: ignore[arg-type]
 
 
 def test_row_coefficients_of_r1_by_hand() -> None:

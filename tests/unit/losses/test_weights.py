@@ -57,8 +57,8 @@ rows = st.lists(st.tuples(st.one_of(st.just(0.0), st.floats(1e-6, 20)), st.integ
 def test_position_weights_equal_the_formula_in_plain_python(rows: list[tuple[float, int]]) -> None:
     kl, slot = map(list, zip(*rows, strict=True))
     kl = torch.tensor(kl).tolist()  # as float32
-    slot_N = torch.tensor(slot)
-    ours = position_weights(torch.tensor(kl), slot_N, slot_N != 0, variant="paper")
+    slot_id_N = torch.tensor(slot)
+    ours = position_weights(torch.tensor(kl), slot_id_N, slot_id_N != 0, variant="paper")
     assert ours.tolist() == pytest.approx(naive_weights(kl, slot, 0), rel=1e-4, abs=1e-6)
 
 

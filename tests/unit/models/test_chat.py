@@ -30,7 +30,7 @@ def test_end_of_turn_id_falls_back_to_the_end_of_sequence(tiny_model_path: str) 
 
 def test_end_of_turn_id_is_the_next_turns_opening_where_generation_ends_with_it(tiny_model_path: str) -> None:
     """As with GLM, whose template writes nothing after an answer; its model then writes `<|user|>`."""
-    tokenizer = load_tokenizer(ModelSection(path=tiny_model_path))
+    tokenizer: Any = load_tokenizer(ModelSection(path=tiny_model_path))
     tokenizer.chat_template = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}"
     user, end = tokenizer.convert_tokens_to_ids(["<|user|>", "<|end|>"])
     assert end_of_turn_id(tokenizer, [user, end]) == user
@@ -56,7 +56,7 @@ def test_response_processor_ends_responses_as_the_model_does(
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
     Path(model.path, "chat_template.jinja").write_text(template)
-    tokenizer = load_tokenizer(model)
+    tokenizer: Any = load_tokenizer(model)
     user, end = tokenizer.convert_tokens_to_ids(["<|user|>", "<|end|>"])
     Path(model.path, "generation_config.json").write_text(json.dumps({"eos_token_id": [end, user]}))
     assert response_processor(make_recipe(model={"path": model.path}).study, tokenizer).end_of_turn == user

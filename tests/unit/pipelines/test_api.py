@@ -110,7 +110,7 @@ def test_distill_ends_with_an_error_if_the_lease_is_lost(
 
     with monkeypatch.context() as patch:
         patch.setattr(stage_runner, "hold_lease", functools.partial(hold_lease, period=0.2))
-        patch.setattr(RunCoordinator, "count_step", lose_lease)
+        patch.setattr(RunCoordinator, "report_step", lose_lease)
         patch.setattr(RunCoordinator, "report_fatal", report)
         patch.setattr(StepLog, "close", close)
         with pytest.raises(TransientError, match=r"storage: another run took over .+; run the same command again to"):

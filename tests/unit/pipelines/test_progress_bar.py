@@ -113,7 +113,7 @@ def test_progress_hints_at_what_is_waited_for(
     monkeypatch.setattr(progress_bar, "STALLED_SECONDS", 2.0)
     script = Scripted(monkeypatch)
     coordinator = RunCoordinator(make_spec(total=6))
-    script.steps = [nothing, nothing, nothing, lambda: coordinator.count_step(2, 1, 0.5), *[nothing] * 4]
+    script.steps = [nothing, nothing, nothing, lambda: coordinator.report_step(2, 1, 0.5), *[nothing] * 4]
     show(progress_bar.run_display(coordinator.spec, coordinator.read, "look there"), script)
     drawn = [line for line in re.split(r"[\r\n]", terminal.getvalue()) if "samples" in line and "; " in line]
     hinted = ["look there" in line for line in drawn[:8]]
@@ -150,10 +150,10 @@ def test_lines_of_training(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         monkeypatch,
         nothing,
         lambda: coordinator.heartbeat("samplers", "a"),
-        lambda: coordinator.count_step(2, 1, 0.5),
+        lambda: coordinator.report_step(2, 1, 0.5),
         nothing,
-        lambda: coordinator.count_step(4, 2, 0.5),
-        lambda: coordinator.count_step(6, 3, 0.5),
+        lambda: coordinator.report_step(4, 2, 0.5),
+        lambda: coordinator.report_step(6, 3, 0.5),
     )
     progress_bar.show_lines(progress_bar.run_display(coordinator.spec, coordinator.read), script)
     trained, rest = "samples trained on (all epochs)", "sampled 3, kept 3"
@@ -193,7 +193,7 @@ def test_bar_of_a_resumed_run_begins_where_the_run_before_ended(monkeypatch: pyt
     terminal = io.StringIO()
     monkeypatch.setattr(sys, "stderr", terminal)
     coordinator = RunCoordinator(replace(make_spec(total=90), trained=45))
-    steps = [lambda count=count: coordinator.count_step(count, count // 3, 0.5) for count in (48, 48, 51, 51)]
+    steps = [lambda count=count: coordinator.report_step(count, count // 3, 0.5) for count in (48, 48, 51, 51)]
     script = Scripted(monkeypatch, nothing, *steps)
     progress_bar.show_bar(progress_bar.run_display(coordinator.spec, coordinator.read), script)
     drawn = [line for line in terminal.getvalue().split("\r") if ", " in line]
@@ -216,7 +216,7 @@ def test_show_progress_shows_the_last_figures(
     monkeypatch.setattr(progress_bar, "LINE_SECONDS", 0.0)
     coordinator = RunCoordinator(make_spec(total=4))
     with show_progress(coordinator.spec, coordinator.read):
-        coordinator.count_step(4, 2, 0.4)
+        coordinator.report_step(4, 2, 0.4)
     (*_, last) = capsys.readouterr().err.splitlines()
     assert last == "distill: 4 of 4 samples trained on (all epochs); sampled 0, kept 0, step 2, loss 0.4000"
 

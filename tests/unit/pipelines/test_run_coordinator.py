@@ -56,7 +56,7 @@ def test_run_coordinator_tells_how_long_nothing_was_finished(monkeypatch: pytest
     coordinator.count_stored(["kept"], [None], ["e0"])
     now = 140.0
     assert coordinator.read().idle_seconds == 10
-    coordinator.count_step(1, 1, 0.5)
+    coordinator.report_step(1, 1, 0.5)
     assert coordinator.read().idle_seconds == 0
 
 
@@ -99,7 +99,7 @@ def test_samples_that_are_made_again_replace_the_part_of_the_first_time(tmp_path
     assert coordinator.selection.end == 2
     make(("e1", "wrong"), ("e2", "wrong"), ("e3", "kept"))
     assert len(store.part_names()) == 2
-    _, kept_N = store.read_kept(coordinator.spec.ids)
+    _, kept_N = store.read_index_and_kept(coordinator.spec.ids)
     assert np.flatnonzero(kept_N).tolist() == np.flatnonzero(coordinator.selection.kept_N).tolist() == [0, 3]
 
 

@@ -34,7 +34,7 @@ class Session:
     def is_preempted(self) -> bool:
         return self.preempted
 
-    def save_checkpoint(self, step: int, folder: Path) -> None:
+    def save_state(self, step: int, folder: Path) -> None:
         self.saved.append(step)
         self.uploading = folder
         if not self.slowly:
@@ -175,11 +175,11 @@ def test_checkpointer_saves_after_the_log_and_the_second_state_once_the_first_is
     events: list[str] = []
     session = Session(rank)
 
-    def save_checkpoint(step: int, folder: Path) -> None:
+    def save_state(step: int, folder: Path) -> None:
         events.append("save")
         shutil.rmtree(folder)
 
-    session.save_checkpoint = save_checkpoint  # type: ignore[method-assign]
+    session.save_state = save_state  # type: ignore[method-assign]
     session.wait_until_listed = lambda: events.append("wait")  # type: ignore[method-assign]
     saver = make(session, tmp_path)
     if rank == 0:

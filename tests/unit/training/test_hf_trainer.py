@@ -45,8 +45,8 @@ def pipeline_loss(recipe: Recipe, source: Source, examples: int) -> tuple[float,
     teacher = build_teacher(study, strategy.base_states, CPU)
     rows = [source.build.row(key) for index in range(examples) for key in source.build.keys(source.sample(index))]
     loss_N = strategy.forward(pack(rows, study, 0), teacher(rows) if teacher else None)
-    slot_N = torch.tensor([row.slot_id for row in rows])
-    coefficient_N = row_coefficients(study.method, loss_N.detach(), torch.zeros_like(loss_N), slot_N)
+    slot_id_N = torch.tensor([row.slot_id for row in rows])
+    coefficient_N = row_coefficients(study.method, loss_N.detach(), torch.zeros_like(loss_N), slot_id_N)
     loss = (coefficient_N * loss_N).sum()
     loss.backward()
     embeddings: Any = strategy.student.lm.get_input_embeddings()

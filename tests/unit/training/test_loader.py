@@ -104,7 +104,7 @@ class World:
 
 def trained(batches: Iterator[Batch]) -> list[list[int]]:
     """The kept samples of each batch, by their prompt's one token; without the empty batches of waiting."""
-    return [[int(sample.prompt_ids[0]) for sample in batch.samples] for batch in batches if len(batch.indices)]
+    return [[int(sample.teacher_prompt_ids[0]) for sample in batch.samples] for batch in batches if len(batch.indices)]
 
 
 def all_of(batches: list[list[int]]) -> list[int]:

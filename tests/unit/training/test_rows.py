@@ -16,7 +16,7 @@ from pos2distill.errors import UserError
 from pos2distill.losses.objectives import ANCHOR
 from pos2distill.models.load import load_tokenizer
 from pos2distill.tasks.permutations import draw_trivial_slots
-from pos2distill.training.rows import _slot_id, kept_samples, rows_of_rank
+from pos2distill.training.rows import _slot_id, decode_samples, row_keys_of_rank
 from tests.support.samples import Source
 
 Make = Callable[..., Source]
@@ -75,11 +75,11 @@ def test_samples_per_batch_of_r2_fill_the_batch(
     assert study.samples_per_batch == examples
 
 
-def test_kept_samples_are_none_for_other_outcomes(make: Make) -> None:
+def test_decode_samples_are_none_for_other_outcomes(make: Make) -> None:
     table = make().table
     outcomes = ["kept", "wrong", "empty", "kept", "failed", "wrong", "wrong", "wrong"]
     table = table.set_column(table.column_names.index("outcome"), "outcome", [outcomes])
-    assert [sample is not None for sample in kept_samples(table)] == [outcome == "kept" for outcome in outcomes]
+    assert [sample is not None for sample in decode_samples(table)] == [outcome == "kept" for outcome in outcomes]
 
 
 def test_row_builder_puts_the_gold_document_at_the_rows_slot(make: Make) -> None:
@@ -98,14 +98,18 @@ def test_row_builder_uses_the_advantageous_prompt_for_anchor_rows(make: Make) ->
     """Also with reshuffled distractors: the teacher answered that very prompt."""
     source = make(method={"distractor_order": "reshuffled"})
     anchor, trivial = source.row(0, (0,)), source.row(0, (1,))
-    assert anchor.prompt_ids.tolist() == anchor.sample.prompt_ids.tolist() == trivial.sample.prompt_ids.tolist()
+    assert (
+        anchor.prompt_ids.tolist()
+        == anchor.sample.teacher_prompt_ids.tolist()
+        == trivial.sample.teacher_prompt_ids.tolist()
+    )
     assert trivial.prompt_ids.tolist() != anchor.prompt_ids.tolist()
 
 
-def test_kept_samples_have_none_for_null_columns(make: Make) -> None:
+def test_decode_samples_have_none_for_null_columns(make: Make) -> None:
     source = make()
     table = source.table.set_column(source.table.column_names.index("hidden"), "hidden", [[None] * 8])
-    (sample, *_) = kept_samples(table)
+    (sample, *_) = decode_samples(table)
     assert sample is not None
     assert (sample.hidden, sample.top_ids, sample.top_logprobs) == (None, None, None)
 
@@ -132,17 +136,17 @@ def test_row_builder_requires_top_k_logprobs(make: Make) -> None:
 
 
 @given(st.integers(1, 70), st.integers(1, 9))
-def test_rows_of_rank_divide_a_batch_equally_and_exactly_once(rows: int, world_size: int) -> None:
+def test_row_keys_of_rank_divide_a_batch_equally_and_exactly_once(rows: int, world_size: int) -> None:
     keys: list[Any] = [(index, (0,)) for index in range(rows)]
-    by_rank = [rows_of_rank(keys, rank, world_size) for rank in range(world_size)]
+    by_rank = [row_keys_of_rank(keys, rank, world_size) for rank in range(world_size)]
     assert len({len(rows_of_one) for rows_of_one in by_rank}) == 1
     assert [key for rows_of_one in by_rank for key, padding in rows_of_one if not padding] == keys
     assert all(key == keys[0] for rows_of_one in by_rank for key, padding in rows_of_one if padding)
 
 
-def test_rows_of_rank_divide_seventeen_rows_between_two_ranks() -> None:
+def test_row_keys_of_rank_divide_seventeen_rows_between_two_ranks() -> None:
     keys: list[Any] = [(index, (1,)) for index in range(17)]
-    first, second = (rows_of_rank(keys, rank, 2) for rank in (0, 1))
+    first, second = (row_keys_of_rank(keys, rank, 2) for rank in (0, 1))
     assert first == [(key, False) for key in keys[:9]]
     assert second == [(key, False) for key in keys[9:]] + [(keys[0], True)]
 
@@ -161,7 +165,8 @@ def test_row_builder_for_sft_ends_answers_as_the_model_does(make: Make, tiny_mod
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
     (folder / "chat_template.jinja").write_text(template)
-    user, end = load_tokenizer(ModelSection(path=str(folder))).convert_tokens_to_ids(["<|user|>", "<|end|>"])
+    tokenizer: Any = load_tokenizer(ModelSection(path=str(folder)))
+    user, end = tokenizer.convert_tokens_to_ids(["<|user|>", "<|end|>"])
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [end, user]}))
     source = make(method={"name": "sft"}, model={"path": str(folder)})
     assert source.row(0, (1,)).response_ids[-1] == user

@@ -27,7 +27,7 @@ def open_log(storage: str, step: int, trackers: tuple[str, ...] = ("wandb",)) ->
         runtime=SimpleNamespace(trackers=trackers),
         study=SimpleNamespace(training=SimpleNamespace(epochs=1)),
     )
-    session: Any = SimpleNamespace(count_step=lambda *_: None, warn=warned.append)
+    session: Any = SimpleNamespace(report_step=lambda *_: None, warn=warned.append)
     return StepLog(job, session, step, samples=8)
 
 

@@ -49,7 +49,7 @@ def full_distribution(source: Source) -> FullDistribution:
 
 def logits(source: Source, row: Row) -> torch.Tensor:
     """The base model's, by the plain way."""
-    ids, start = [*row.sample.prompt_ids, *row.sample.response_ids], len(row.sample.prompt_ids) - 1
+    ids, start = [*row.sample.teacher_prompt_ids, *row.sample.response_ids], len(row.sample.teacher_prompt_ids) - 1
     with torch.no_grad():
         logits_LV = load_model(source.study.model)(torch.tensor([ids])).logits[0]
     return logits_LV[start : start + len(row.response_ids)]

@@ -15,7 +15,7 @@ from pipelines.provenance import Provenance, record_provenance
 from pos2distill.config import Recipe
 from pos2distill.errors import warn_once
 from pos2distill.store.artifacts import Artifact
-from pos2distill.training.rows import rows_of_rank
+from pos2distill.training.rows import row_keys_of_rank
 from tests.support.commands import run_evaluate, run_sample
 
 Make = Callable[..., Recipe]
@@ -163,9 +163,9 @@ def test_warn_of_settings_names_workers_without_rows(
         f"(training.global_batch_rows: {batch}), which {useful} workers compute as fast; more only share the memory"
     ]
     assert warnings_of(recipe) == (lines if useful else [])
-    # These are the workers that `rows_of_rank` gives rows to.
+    # These are the workers that `row_keys_of_rank` gives rows to.
     keys: Any = list(range(rows))
-    with_rows = [rank for rank in range(workers) if not rows_of_rank(keys, rank, workers)[0][1]]
+    with_rows = [rank for rank in range(workers) if not row_keys_of_rank(keys, rank, workers)[0][1]]
     assert len(with_rows) == (useful or workers)
 
 

@@ -12,7 +12,7 @@ import yaml
 
 from pipelines import commands
 from pipelines.cli import command_line, recipe_commands
-from pipelines.missing_inputs import naming_their_source
+from pipelines.missing_inputs import with_input_source_hint
 from pipelines.plan import make_plan
 from pipelines.stages.predictions import prediction_parts, read_predictions
 from pipelines.terminal import summarize_manifest
@@ -449,7 +449,7 @@ def test_a_built_in_recipe_says_where_its_own_model_and_data_come_from(
     assert capsys.readouterr().err == f"error: {tmp_path}/mine.jsonl: no such file (data.path)\n"
     # The model may have been made here.
     recipe = load_recipe("kv_smollm2")
-    with pytest.raises(UserError) as caught, naming_their_source(recipe):
+    with pytest.raises(UserError) as caught, with_input_source_hint(recipe):
         raise UserError(f"{os.path.abspath(recipe.study.model.path)}: no such model folder (model.path)")
     assert str(caught.value).endswith(source.rstrip())
 

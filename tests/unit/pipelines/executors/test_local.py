@@ -60,7 +60,7 @@ def test_opened_state_is_copied_only_from_a_remote_storage(
     saved = tmp_path / "state"
     saved.mkdir()
     (saved / "state.json").write_text("{}")
-    session.save_checkpoint(3, saved)
+    session.save_state(3, saved)
     assert not saved.exists()
     (state,) = session.saved_states()
     with session.opened_state(state, scratch) as folder:
@@ -70,7 +70,7 @@ def test_opened_state_is_copied_only_from_a_remote_storage(
 
 
 @pytest.mark.parametrize("method", ["write_json", "upload"])
-def test_save_checkpoint_waits_for_a_storage_that_does_not_answer(
+def test_save_state_waits_for_a_storage_that_does_not_answer(
     session: LocalSession, tmp_path: Path, unreachable_once: Callable[[object, str], None], method: str
 ) -> None:
     save(session, tmp_path / "state", 3)
@@ -79,7 +79,7 @@ def test_save_checkpoint_waits_for_a_storage_that_does_not_answer(
     assert list(local.LOCAL_STATES.read(session.checkpoint).values()) == [3, 6]
 
 
-def test_save_checkpoint_waits_for_the_list_of_states(
+def test_save_state_waits_for_the_list_of_states(
     session: LocalSession, tmp_path: Path, unreachable_once: Callable[[object, str], None]
 ) -> None:
     """An outage after the state is uploaded, which the list does not name yet."""
@@ -132,7 +132,7 @@ def save(session: LocalSession, folder: Path, step: int = 3) -> str:
     """Save a state. Returns its name."""
     folder.mkdir()
     (folder / "state.json").write_text("{}")
-    session.save_checkpoint(step, folder)
+    session.save_state(step, folder)
     return list(local.LOCAL_STATES.read(session.checkpoint))[-1]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.dry_run import describe
 from pipelines.plan import make_plan
-from pipelines.stages.distill import count_rows
+from pipelines.stages.distill import count_trained
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError
 from pos2distill.store.artifacts import Artifact
@@ -95,7 +95,7 @@ def test_count_rows_rejects_a_log_with_gaps(tmp_path: Path, steps: list[int], ex
     """Otherwise a report would publish wrong numbers of steps, rows and examples."""
     checkpoint = write_steps(tmp_path, steps)
     with pytest.raises(UserError) as caught:
-        count_rows(checkpoint)
+        count_trained(checkpoint)
     assert str(caught.value) == (
         f"{checkpoint.url}/steps: expected the record of step {expected}, found that of step {found}; delete "
         f"{checkpoint.url} to train again from the samples"
@@ -103,7 +103,7 @@ def test_count_rows_rejects_a_log_with_gaps(tmp_path: Path, steps: list[int], ex
 
 
 def test_count_rows_counts_the_first_epoch(tmp_path: Path) -> None:
-    counts = count_rows(write_steps(tmp_path, [0, 1, 2, 3]))
+    counts = count_trained(write_steps(tmp_path, [0, 1, 2, 3]))
     assert counts == {"examples": 2, "rows": 8, "epochs": 2, "steps": 4}
 
 

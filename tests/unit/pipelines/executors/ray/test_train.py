@@ -435,7 +435,7 @@ def upload(
             storage = StorageContext(str(tmp_path / "run"), experiment_dir_name="training")
         files.errors = list(errors)
         monkeypatch.setattr(train, "get_train_context", lambda: SimpleNamespace(storage_context=storage))
-        session.save_checkpoint(3, folder)
+        session.save_state(3, folder)
         return uploaded[-1], lines
 
     lines: list[str] = []
@@ -449,7 +449,7 @@ def upload(
     return run
 
 
-def test_save_checkpoint_uploads_again_after_an_outage(upload: Callable[..., tuple[Checkpoint, list[str]]]) -> None:
+def test_save_state_uploads_again_after_an_outage(upload: Callable[..., tuple[Checkpoint, list[str]]]) -> None:
     """As s3fs words what S3 answers when it is overloaded; Ray Train would restart all workers."""
     busy = OSError(errno.EBUSY, "Please reduce your request rate.")
     stored, lines = upload(busy, ConnectionResetError("reset"))
@@ -470,7 +470,7 @@ def test_a_state_in_a_mounted_storage_is_on_the_disk_before_it_is_listed(
     assert synced == [folder / "state.json", folder]
 
 
-def test_save_checkpoint_raises_what_will_not_pass(upload: Callable[..., tuple[Checkpoint, list[str]]]) -> None:
+def test_save_state_raises_what_will_not_pass(upload: Callable[..., tuple[Checkpoint, list[str]]]) -> None:
     with pytest.raises(PermissionError):
         upload(PermissionError("Access Denied"))
 
