@@ -234,7 +234,7 @@ def test_run_sample_counts_the_seconds_of_an_interrupted_run(recipe: Recipe, mon
 
 
 @pytest.mark.parametrize("fault", ["stopped", "killed"])
-def test_run_distill_in_order_of_arrival_trains_on_each_example_once_an_epoch_after_every_step(
+def test_run_distill_in_order_of_arrival_trains_on_each_example_once_an_epoch(
     make_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     """The order, and so the weights, may differ: what was sampled before comes first."""
@@ -242,7 +242,8 @@ def test_run_distill_in_order_of_arrival_trains_on_each_example_once_an_epoch_af
         training={"global_batch_rows": 8, "epochs": EPOCHS, "order": "arrival"},
         runtime={"executor": "local", "checkpoints": {"steps": 3}, "samplers": {"batch_size": 2}},
     )
-    for step in range(1, STEPS + 1):
+    # At a checkpoint, and one step after it. Tests of the loader stop it anywhere.
+    for step in (3, 4):
         interrupted = at_storage(tmp_path, tmp_path / f"{ODD_NAME}-{step}")
         with monkeypatch.context() as patch:
             interrupt(patch, fault, step)

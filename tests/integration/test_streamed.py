@@ -187,13 +187,15 @@ def test_distill_survives_killed_actors_and_workers(local_ray: None, streamed: C
     store = sample_store(recipe)
     killed: list[str] = []
 
+    over = threading.Event()
+
     def kill_when_seen(title: str, parts: int) -> None:
-        while True:
+        while not over.is_set():
             seen = started_here(title) if len(store.part_names()) >= parts else []
             try:
                 seen[0].kill()
             except (IndexError, psutil.NoSuchProcess):
-                time.sleep(0.1)  # not there yet, or just on its way out
+                over.wait(0.1)  # not there yet, or just on its way out
             else:
                 killed.append(title)
                 return
@@ -207,8 +209,11 @@ def test_distill_survives_killed_actors_and_workers(local_ray: None, streamed: C
 
     thread = threading.Thread(target=storm, daemon=True)
     thread.start()
-    run_distill(recipe)
-    thread.join(1)
+    try:
+        run_distill(recipe)
+    finally:
+        over.set()  # the actors of later tests have the same names
+        thread.join()
     assert len(killed) == 4
     assert_exactly_once(recipe)
 

@@ -117,9 +117,11 @@ def test_submit_again_after_a_killed_driver_resumes(submit: Submit, tmp_path: Pa
     settings = [*LONG, f"runtime.storage={tmp_path / 'runs'}"]
     first = submit(*settings, recipe=("sample", "quickstart"))
     for _ in range(600):
-        if stored := list(tmp_path.rglob("parts/part-*.parquet")):
+        if stored := {part: part.stat().st_mtime_ns for part in tmp_path.rglob("parts/part-*.parquet")}:
             break
         time.sleep(0.2)
+    else:
+        pytest.fail("nothing was stored in two minutes")
     kill_driver(str(tmp_path))
     code, said = end(first)
     assert code == 1, said
@@ -130,8 +132,8 @@ def test_submit_again_after_a_killed_driver_resumes(submit: Submit, tmp_path: Pa
     assert "sampled 192, kept 192, surplus 0" in again
     assert job_of(again) != job_of(said)
     # What was stored is there still, and was not sampled again.
-    parts = list(tmp_path.rglob("parts/part-*.parquet"))
-    assert set(stored) < set(parts)
+    parts = {part: part.stat().st_mtime_ns for part in tmp_path.rglob("parts/part-*.parquet")}
+    assert stored.items() < parts.items()
     assert sum(pq.read_metadata(part).num_rows for part in parts) == 192
 
 

@@ -34,6 +34,19 @@ def test_gpu_bytes_are_those_of_zero3() -> None:
     assert GPU_BYTES == {"bfloat16": 2 + 4 + STATE_BYTES, "float32": 4 + STATE_BYTES}
 
 
+def test_deepspeed_gets_the_optimizer_of_the_study() -> None:
+    import torch
+
+    from pos2distill.training.strategies.zero3 import _deepspeed_config
+
+    settings = ["learning_rate=2e-4", "betas=[0.8, 0.9]", "weight_decay=0.3", "max_grad_norm=0.25"]
+    study = load_recipe("nq_mistral_7b", [f"training.{each}" for each in settings]).study
+    config = _deepspeed_config(study, torch.device("cpu"))
+    optimizer = {"lr": 2e-4, "betas": [0.8, 0.9], "eps": 1e-8, "weight_decay": 0.3, "torch_adam": True}
+    assert config["optimizer"]["params"] == optimizer
+    assert config["gradient_clipping"] == 0.25
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

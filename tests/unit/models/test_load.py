@@ -7,11 +7,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
-from pos2distill.models.architecture import context_length, load_config, resolve_attention, weight_dtypes
+from pos2distill.models.architecture import (
+    context_length,
+    empty_model,
+    load_config,
+    resolve_attention,
+    weight_dtypes,
+)
 from pos2distill.models.load import load_model, load_tokenizer
 from scripts.model_families import save_tiny
 
@@ -95,6 +101,51 @@ def test_load_tokenizer_prefers_the_tokenizer_of_transformers_to_that_of_mistral
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "mistral"}))
     Path(model.path, "tekken.json").write_text("{}")
     assert load_tokenizer(model).apply_chat_template([{"role": "user", "content": "a question"}]) == expected
+
+
+def test_no_code_of_a_model_folder_runs_unless_asked(copy_model: Callable[..., ModelSection], tmp_path: Path) -> None:
+    model, ran = copy_model(), tmp_path / "ran"
+    config = Path(model.path, "config.json")
+    own = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}
+    config.write_text(json.dumps(json.loads(config.read_text()) | own))
+    code = f"open({str(ran)!r}, 'w').close()\nfrom transformers import LlamaConfig as Config\n"
+    Path(model.path, "mine.py").write_text(code)
+    with pytest.raises(UserError, match=r"no usable config\.json"):
+        load_config(model)
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_transformers_is_told_whether_code_of_the_folder_is_trusted(
+    tiny_model_path: str, monkeypatch: pytest.MonkeyPatch, *, trusted: bool
+) -> None:
+    told: list[tuple[str, bool]] = []
+
+    def spy(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def call(*args: Any, **settings: Any) -> Any:
+            told.append((name, settings["trust_remote_code"]))
+            return function(*args, **settings)
+
+        return call
+
+    for cls, name in (
+        (AutoConfig, "from_pretrained"),
+        (AutoTokenizer, "from_pretrained"),
+        (AutoModelForCausalLM, "from_pretrained"),
+        (AutoModelForCausalLM, "from_config"),
+    ):
+        monkeypatch.setattr(cls, name, spy(getattr(cls, name), f"{cls.__name__}.{name}"))
+    model = ModelSection(path=tiny_model_path, dtype="float32", trust_remote_code=trusted)
+    load_tokenizer(model)
+    load_model(model)
+    empty_model(model)
+    assert {name for name, _ in told} >= {
+        "AutoConfig.from_pretrained",
+        "AutoTokenizer.from_pretrained",
+        "AutoModelForCausalLM.from_pretrained",
+        "AutoModelForCausalLM.from_config",
+    }
+    assert {value for _, value in told} == {trusted}
 
 
 def test_load_model_rejects_a_folder_without_safetensors(copy_model: Callable[..., ModelSection]) -> None:

@@ -88,6 +88,15 @@ def test_make_plan_setting_changes_its_stages(make_recipe: Make, override: dict[
     assert make_plan(before).fingerprint != make_plan(after).fingerprint
 
 
+@pytest.mark.parametrize(("view", "weight"), [("skip", 0.3), ("cyclic", 0.3), ("pose", 1.0)])
+def test_make_plan_gives_training_the_view(make_recipe: Make, view: str, weight: float) -> None:
+    """The weight is of the views that have one."""
+    plain = make_plan(make_recipe(method={"name": "seqkd"})).distill
+    viewed = make_plan(make_recipe(method={"name": "seqkd", "view": view, "view_weight": 0.3})).distill
+    assert (viewed.study.method.view, viewed.study.method.view_weight) == (view, weight)
+    assert viewed.fingerprint != plain.fingerprint
+
+
 @pytest.mark.parametrize(
     ("method", "setting", "stages"),
     [

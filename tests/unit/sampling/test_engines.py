@@ -1,5 +1,7 @@
 import asyncio
+import json
 import selectors
+import shutil
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -209,6 +211,17 @@ def test_hf_engine_generates_short_prompts_apart_from_long_ones(
     for row in (0, 51, 102):
         (alone,) = generate(engine, [mixed[row]], sampled(), [row])
         assert results[row].token_ids.tolist() == alone.token_ids.tolist()
+
+
+def test_hf_engine_ignores_the_models_own_sampling_settings(
+    tiny_model_path: str, tmp_path: Path, prompts: list[Tokens], engine: HfEngine
+) -> None:
+    folder = shutil.copytree(tiny_model_path, tmp_path / "model")
+    own = {"repetition_penalty": 5.0, "no_repeat_ngram_size": 2}
+    (folder / "generation_config.json").write_text(json.dumps(own))
+    penalized = hf_engine(ModelSection(path=str(folder), dtype="float32", engine="hf"))
+    expected = [each.token_ids.tolist() for each in generate(engine, prompts, greedy(12), [0, 0, 0])]
+    assert [each.token_ids.tolist() for each in generate(penalized, prompts, greedy(12), [0, 0, 0])] == expected
 
 
 def test_group_by_rope_separates_prompts_at_the_length_at_which_frequencies_change() -> None:

@@ -1,6 +1,7 @@
 """The engine `openai` against a server on loopback that has no model and fails at random."""
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from pos2distill.config import EndpointSection, ModelSection
 from pos2distill.config.base import HashableMapping
 from pos2distill.records import Tokens
-from pos2distill.sampling.engines.openai import OpenAiEngine
+from pos2distill.sampling.engines.openai import OpenAiEngine, _RateLimiter
 from pos2distill.sampling.engines.protocol import Failure, GenerationResult, SamplingParams, TextCompletion
 from pos2distill.tasks.prompts import Messages
 from tests.support.endpoint import FAULTS, MALFORMED, SLOW_SECONDS, FakeServer, serve
@@ -322,12 +323,21 @@ def test_openai_limits_concurrency_and_rate() -> None:
         assert asyncio.run(timed()) >= 0.5  # the sixth request starts five tenths of a second after the first
 
 
-def test_openai_limits_the_rate_of_retries() -> None:
+def test_openai_limits_the_rate_of_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the clock of the sender: a request may be slow to arrive. The server asks for pauses of 20 ms."""
+    starts: list[float] = []
+    wait = _RateLimiter.wait
+
+    async def note(limiter: _RateLimiter) -> None:
+        await wait(limiter)
+        starts.append(limiter.next_s - limiter.interval_s)
+        assert asyncio.get_running_loop().time() > starts[-1] - 0.001
+
+    monkeypatch.setattr(_RateLimiter, "wait", note)
     with serve(FakeServer(fault_probability=1.0, kinds=("429",))) as server:
         ask(server, ["What?"], requests_per_minute=600, max_retries=5)
-    starts = server.starts
-    assert len(starts) == 6
-    assert starts[-1] - starts[0] >= 0.45  # the server asks for pauses of 20 ms
+    assert len(starts) == len(server.starts) == 6
+    assert all(later - earlier > 0.0999 for earlier, later in itertools.pairwise(starts))
 
 
 def test_openai_reads_the_key_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

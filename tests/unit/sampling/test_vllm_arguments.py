@@ -43,6 +43,24 @@ def test_engine_arguments_have_what_settings_and_the_user_give(tiny_model_path: 
     assert arguments.language_model_only  # without it, vLLM 0.32 refuses multimodal models that have no tokenizer
 
 
+@pytest.mark.parametrize("trusted", [False, True])
+def test_determined_arguments_have_every_setting_of_the_engine(tiny_model_path: str, *, trusted: bool) -> None:
+    settings = VllmSection(
+        gpu_memory_utilization=0.4,
+        tensor_parallel_size=2,
+        enforce_eager=True,
+        enable_prefix_caching=False,
+        max_num_seqs=7,
+    )
+    model = ModelSection(path=tiny_model_path, trust_remote_code=trusted)
+    found = vllm_arguments._determined_arguments(model, settings, (), device="cuda")
+    # The cache of CPUs is an environment variable, and the engine itself watches for stalls.
+    given = settings.model_dump(exclude={"cpu_kv_cache_gib", "stall_minutes"})
+    assert {name: found[name] for name in given} == given
+    assert found["trust_remote_code"] is trusted
+    assert (found["distributed_executor_backend"], found["generation_config"]) == ("mp", "vllm")
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

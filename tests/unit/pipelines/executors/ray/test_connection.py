@@ -1,10 +1,36 @@
 import pytest
 import ray
 
-from pipelines.executors.ray.connection import require_resources, warn_of_unused_cluster_gpus
-from pos2distill.config import EndpointSection, PoolSection, Runtime
+from pipelines.executors.ray.connection import (
+    actor_arguments,
+    pool_arguments,
+    require_resources,
+    trainer_arguments,
+    warn_of_unused_cluster_gpus,
+)
+from pos2distill.config import EndpointSection, PoolSection, Runtime, TrainersSection
 from pos2distill.errors import UserError, warn_once
-from pos2distill.node_pools import POOLS_LABEL
+from pos2distill.node_pools import POOLS_LABEL, SAMPLER_UNITS_PER_ACTOR, SAMPLING, TRAINING
+
+
+@pytest.mark.parametrize("has_pools", [False, True])
+def test_settings_of_the_runtime_become_rays_resources(monkeypatch: pytest.MonkeyPatch, *, has_pools: bool) -> None:
+    labels = POOLS_LABEL if has_pools else {}
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Labels": labels}])
+    pool = PoolSection(min=2, max=5, batch_size=7, concurrent_batches=3, cpus=2, gpus=0.5, max_restarts=1)
+    arguments = pool_arguments(pool)
+    actors = arguments.pop("compute")
+    assert (actors.min_size, actors.max_size, actors.max_concurrent_calls_per_actor) == (2, 5, 3)
+    of_one = {"num_cpus": 2, "num_gpus": 0.5, "max_restarts": 1, "max_task_retries": 1}
+    of_one |= {"resources": {SAMPLING.resource: SAMPLER_UNITS_PER_ACTOR}} if has_pools else {}
+    assert arguments == {"batch_size": 7, "batch_format": "pyarrow", **of_one}
+    assert actor_arguments(pool) == of_one | ({"label_selector": SAMPLING.labels} if has_pools else {})
+    assert trainer_arguments(TrainersSection(workers=2, max_workers=4, cpus=3, gpus=1)) == {
+        "num_workers": (2, 4),
+        "use_gpu": True,
+        "resources_per_worker": {"CPU": 3, "GPU": 1} | ({TRAINING.resource: 1} if has_pools else {}),
+        "label_selector": TRAINING.labels if has_pools else None,
+    }
 
 
 @pytest.mark.parametrize("address", [None, "local"])
