@@ -13,10 +13,22 @@ from pipelines.executors.ray.connection import connected_to_ray
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from tests.support.commands import run_distill, run_study
+from tests.support.drivers import Driver
+from tests.support.heads import end_tree
 from tests.support.results import read_steps
 from tests.support.s3_server import Faulty, s3_server
 from tests.support.tiny import write_examples
 from tests.support.toy import SMALL
+
+
+@pytest.fixture(autouse=True)
+def no_driver_outlives_its_test() -> Iterator[None]:
+    """After a failure too: it would slow down all tests that follow."""
+    Driver.started.clear()
+    yield
+    for driver in Driver.started:
+        if driver.process.poll() is None:
+            end_tree(driver.process.pid)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 
@@ -15,7 +15,13 @@ LIMIT_SECONDS = 500.0  # far more than any of this takes, also on a busy machine
 
 
 class Driver:
-    """`run.py distill`, or another command, in a process of its own, with all that it starts."""
+    """`run.py distill`, or another command, in a process of its own, with all that it starts.
+
+    Attributes:
+        started: those of this test. Those that a failed test leaves running are ended after it.
+    """
+
+    started: ClassVar[list["Driver"]] = []
 
     def __init__(
         self, recipe: Path, storage: Path | str, environment: dict[str, str] | None = None, command: str = "distill"
@@ -29,6 +35,7 @@ class Driver:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+        self.started.append(self)
 
     def wait_for(self, condition: Callable[[], Any]) -> None:
         """Until the condition holds, which it must before the driver has ended."""

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import ray
 
@@ -21,7 +23,7 @@ def test_settings_of_the_runtime_become_rays_resources(monkeypatch: pytest.Monke
     arguments = pool_arguments(pool)
     actors = arguments.pop("compute")
     assert (actors.min_size, actors.max_size, actors.max_concurrent_calls_per_actor) == (2, 5, 3)
-    of_one = {"num_cpus": 2, "num_gpus": 0.5, "max_restarts": 1, "max_task_retries": 1}
+    of_one: dict[str, Any] = {"num_cpus": 2, "num_gpus": 0.5, "max_restarts": 1, "max_task_retries": 1}
     of_one |= {"resources": {SAMPLING.resource: SAMPLER_UNITS_PER_ACTOR}} if has_pools else {}
     assert arguments == {"batch_size": 7, "batch_format": "pyarrow", **of_one}
     assert actor_arguments(pool) == of_one | ({"label_selector": SAMPLING.labels} if has_pools else {})
