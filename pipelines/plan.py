@@ -48,7 +48,7 @@ class Plan:
     Attributes:
         study: the whole study.
         search_scales, choose_slot: where settings ask for them.
-        resolved: what sampling and training take from these two.
+        training_inputs: what sampling and training take from these two.
         rounds: one, but for on-policy methods (`method.rounds`).
         sampled_study: the study that the first round samples for; in a sweep, perhaps another one (`make_plans`).
         other_tasks: by name.
@@ -60,7 +60,7 @@ class Plan:
     prepare: Stage
     search_scales: Stage | None
     choose_slot: Stage | None
-    resolved: Mapping[str, Input]
+    training_inputs: Mapping[str, Input]
     evaluate_base: Stage
     rounds: Sequence[Round]
     sampled_study: Study
@@ -256,7 +256,7 @@ def _make_plan(recipe: Recipe, context: PlanContext, first_sample: Stage, sample
         prepare=context.prepare,
         search_scales=context.search_scales,
         choose_slot=context.choose_slot,
-        resolved=context.training_inputs,
+        training_inputs=context.training_inputs,
         evaluate_base=evaluate_base,
         rounds=rounds,
         sampled_study=sampled_study,

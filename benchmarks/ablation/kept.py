@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from pipelines.executors.local import LocalExecutor
 from pipelines.plan import make_plan
-from pipelines.stages.prepare import EVALUATION
+from pipelines.stages.prepare import EVALUATION_FILE
 from pipelines.stages.resolve import with_model
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
@@ -74,8 +74,8 @@ def make_reference(recipe: Recipe, examples: Artifact, documents: int, batch_row
     hops = study.data.hops[0]
     last_slots = tuple(range(documents - hops, documents))
     specs = [PromptSpec(documents, {hops: (Placement(last_slots),)})]
-    operators = evaluation_operators(study, recipe.runtime, examples, EVALUATION, specs, greedy_params(study))
-    count = len(examples.read_table(EVALUATION, ["example_id"]))
+    operators = evaluation_operators(study, recipe.runtime, examples, EVALUATION_FILE, specs, greedy_params(study))
+    count = len(examples.read_table(EVALUATION_FILE, ["example_id"]))
     blocks = index_blocks(np.arange(count), recipe.runtime.samplers.batch_size)
     executor = LocalExecutor(recipe.runtime)
     answers = pa.concat_tables(executor.map(blocks, operators, label="answers of the base model"))

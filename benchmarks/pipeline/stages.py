@@ -21,7 +21,7 @@ from benchmarks.circumstances import circumstances
 from benchmarks.pipeline.material import load, write_data, write_model
 from pipelines.executors.local import LocalExecutor
 from pipelines.plan import Plan, make_plan
-from pipelines.stages.prepare import TRAIN, training_ids
+from pipelines.stages.prepare import TRAIN_FILE, training_ids
 from pipelines.stages.sample import missing_blocks, sampling_operators
 from pipelines.stages.stage import RunContext
 from pos2distill.config import Recipe
@@ -115,7 +115,7 @@ def measure_evaluation_prompts(recipe: Recipe, plan: Plan) -> float:
     documents = study.data.documents
     specs = [PromptSpec(documents, evaluated_placements(documents, (1,), "all"))]
     indices = pa.table({"index": np.arange(_EVALUATED_EXAMPLES)})
-    examples = fetch_examples(indices, plan.prepare.artifact, TRAIN)
+    examples = fetch_examples(indices, plan.prepare.artifact, TRAIN_FILE)
     start = time.process_time()
     prompts = build_evaluation_prompts(examples, study, specs, study.evaluation.max_new_tokens)
     return (time.process_time() - start) / len(prompts)

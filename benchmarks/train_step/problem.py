@@ -22,7 +22,7 @@ from pos2distill.records import Example, Slots, Tokens
 from pos2distill.sampling.teacher_encoder import TeacherEncoder
 from pos2distill.training.batches import Batch
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.loop import Action, Trainer
+from pos2distill.training.loop import Action, TrainingLoop
 from pos2distill.training.micro_batches import added_token_counter, count_micro_batches
 from pos2distill.training.progress import TrainingProgress
 from pos2distill.training.rows import Row, RowKey, Sample
@@ -249,7 +249,7 @@ class OurStep:
         records: list[StepRecord] = []
         build: Any = self.questions
         loader: Any = self.questions
-        trainer = Trainer(self.study, self.trainers, build, self.strategy, self.teacher, self.dist)
+        trainer = TrainingLoop(self.study, self.trainers, build, self.strategy, self.teacher, self.dist)
         trainer.train(loader, self.progress, records.append, lambda *_: Action.CONTINUE, lambda _: None)
         return records[0].loss
 

@@ -19,7 +19,7 @@ from pos2distill.tasks.prompts import MessageBuilder, PromptTooLong, fewest_toke
 
 from ..artifact_names import SCORES
 from ..plan import Plan
-from ..stages.prepare import EVALUATION, TRAIN, prefix_task_errors, read_locations
+from ..stages.prepare import EVALUATION_FILE, TRAIN_FILE, prefix_task_errors, read_locations
 from ..stages.stage import Stage
 
 # A data file of up to this size is read whole; of a larger one the first records. The stage `prepare` reads all.
@@ -116,7 +116,7 @@ class _Examples:
 
 def _prepared(prepare: Stage) -> _Examples:
     """The prepared examples."""
-    train, evaluation = _read_prepared(prepare.artifact, TRAIN), _read_prepared(prepare.artifact, EVALUATION)
+    train, evaluation = _read_prepared(prepare.artifact, TRAIN_FILE), _read_prepared(prepare.artifact, EVALUATION_FILE)
     counts = prepare.output().manifest().counts
     return _Examples(train, evaluation, counts, functools.partial(read_locations, prepare.artifact))
 

@@ -35,7 +35,7 @@ from ..stages.distill import PEAK_MEMORY, has_adapter, read_steps
 from ..stages.evaluate import eval_specs
 from ..stages.made_from import is_current
 from ..stages.predictions import read_predictions
-from ..stages.prepare import EVALUATION, read_locations, read_prepared
+from ..stages.prepare import EVALUATION_FILE, read_locations, read_prepared
 from ..stages.resolve import resolve_auto_settings
 from ..stages.stage import Stage
 from .folders import ANALYSIS_FOLDER, REPORT_FOLDER, SUMMARY, read_index, write_folder
@@ -56,7 +56,7 @@ def make_report(recipe: Recipe, plan: Plan) -> Comparison:
 
 def compare_models(plan: Plan) -> Comparison:
     """The comparison of a finished study at the prompt length of training."""
-    study = resolve_auto_settings(plan.study, plan.resolved)
+    study = resolve_auto_settings(plan.study, plan.training_inputs)
     return TaskResults(study, plan.prepare, plan.evaluate_base, plan.evaluate_distilled).comparisons()[0]
 
 
@@ -136,10 +136,10 @@ def report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
     """What the report shows of the stages that are finished, which both evaluations and the checkpoint must be."""
     # First: where another driver makes a result again meanwhile, the report counts as of the earlier one.
     results_digest = _results_digest(plan)
-    study = resolve_auto_settings(plan.study, plan.resolved)
+    study = resolve_auto_settings(plan.study, plan.training_inputs)
     choice = None
-    if "slot" in plan.resolved:
-        choice = plan.resolved["slot"].details("accuracy", "ci95")
+    if "slot" in plan.training_inputs:
+        choice = plan.training_inputs["slot"].details("accuracy", "ci95")
     main = TaskResults(study, plan.prepare, plan.evaluate_base, plan.evaluate_distilled)
     first, *others = main.comparisons()
     other_results = {}
@@ -278,7 +278,7 @@ class TaskResults:
         for documents, spec in zip(self.study.prompt_lengths, self.specs, strict=True):
             label = f"{documents} documents"
             prompts.append(EvaluatedPrompts(label, documents, self.models, spec.slot_of_rank))
-        data, examples = self.study.data, read_prepared(self.examples, EVALUATION)
+        data, examples = self.study.data, read_prepared(self.examples, EVALUATION_FILE)
         chat = self.evaluation.details().get("chat")  # not of a server, which applies its own template
         return EvaluatedTask(data.metric, data.wording, examples, read_locations(self.examples), prompts, chat)
 

@@ -25,7 +25,7 @@ from ..artifact_names import BASE_ANALYSIS, DISTILLED_ANALYSIS
 from .parts_loop import map_and_store
 from .plan_context import PlanContext
 from .predictions import PROMPT_FIELDS, read_predictions
-from .prepare import EVALUATION, evaluation_examples_input, read_prepared
+from .prepare import EVALUATION_FILE, evaluation_examples_input, read_prepared
 from .resolve import resolve_auto_settings, with_distilled
 from .sample import TEACHERS
 from .stage import RunContext, Stage, recorded_seconds
@@ -115,7 +115,7 @@ def _answer(stage: Stage, study: Study, context: RunContext, parts: TableParts) 
     Answers that the evaluation has are taken from it, so that no engine starts if it evaluated that slot. Others are
     stored in parts as they come.
     """
-    records = read_prepared(stage.inputs["examples"].artifact, EVALUATION).to_pylist()[: _settings(study).examples]
+    records = read_prepared(stage.inputs["examples"].artifact, EVALUATION_FILE).to_pylist()[: _settings(study).examples]
     ids = [record["example_id"] for record in records]
     evaluated = _evaluated_answers(stage, study, records)
     answered = pa.concat_tables([evaluated, parts.read()])["example_id"]
@@ -131,7 +131,9 @@ def _answer(stage: Stage, study: Study, context: RunContext, parts: TableParts) 
         stage,
         context,
         index_blocks(missing, examples_per_block(len(missing), 1, samplers)),
-        sample_operators(study, context.runtime, stage.inputs["examples"].artifact, EVALUATION, greedy_params(study)),
+        sample_operators(
+            study, context.runtime, stage.inputs["examples"].artifact, EVALUATION_FILE, greedy_params(study)
+        ),
         store,
         label="analysis",
         total=len(records),
@@ -219,7 +221,7 @@ def _create_passes(study: Study, base: ModelSection, pool: PoolSection) -> Table
 
 def _examples(stage: Stage) -> dict[str, Example]:
     examples = {}
-    for record in read_prepared(stage.inputs["examples"].artifact, EVALUATION).to_pylist():
+    for record in read_prepared(stage.inputs["examples"].artifact, EVALUATION_FILE).to_pylist():
         examples[record["example_id"]] = example_from_row(record)
     return examples
 

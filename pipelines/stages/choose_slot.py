@@ -15,7 +15,7 @@ from pos2distill.tasks.permutations import candidate_placements
 from ..artifact_names import SLOT_SCORES
 from .plan_context import PlanContext
 from .predictions import PROMPT_FIELDS, predict, publish
-from .prepare import TRAIN, count_training, training_examples_input
+from .prepare import TRAIN_FILE, count_training, training_examples_input
 from .resolve import resolve_auto_settings
 from .stage import RunContext, Stage, recorded_seconds
 
@@ -56,7 +56,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     count = count_training(examples.artifact, at_most=study.method.auto_examples, setting="method.auto_examples")
     specs = [PromptSpec(documents, {hops: placements})]
     with recorded_seconds(stage, context, "choose") as seconds:
-        predictions = predict(stage, study, context, TRAIN, count, specs)
+        predictions = predict(stage, study, context, TRAIN_FILE, count, specs)
     # The interval is only shown: with a number of bootstrap samples of its own, no setting of the report changes the
     # choice, and with it the samples and the checkpoint.
     curve = to_curve(to_grid(predictions.answered, documents), bootstrap_samples=_BOOTSTRAP_SAMPLES, seed=study.seed)

@@ -25,7 +25,7 @@ from ..run_coordinator import CoordinatorSpec, RunProgress
 from . import sample
 from .plan_context import PlanContext
 from .predictions import PROMPT_FIELDS
-from .prepare import TRAIN, training_examples_input
+from .prepare import TRAIN_FILE, training_examples_input
 from .resolve import resolve_auto_settings, with_distilled
 from .stage import RunContext, Stage, record_stopped
 
@@ -246,7 +246,7 @@ def _job(stage: Stage, context: RunContext, samples: Stage) -> TrainingJob:
         runtime=context.runtime,
         student_start=with_distilled(study, stage.inputs).model,
         examples=stage.inputs["examples"].artifact,
-        examples_file=TRAIN,
+        examples_file=TRAIN_FILE,
         samples=samples.artifact,
         checkpoint=stage.artifact,
     )

@@ -15,7 +15,7 @@ from pos2distill.tasks.prompts import MessageBuilder
 from ..artifact_names import BASE_SCORES, DISTILLED_SCORES
 from .plan_context import PlanContext
 from .predictions import PROMPT_FIELDS, predict, publish
-from .prepare import EVALUATION, evaluation_examples_input, read_prepared
+from .prepare import EVALUATION_FILE, evaluation_examples_input, read_prepared
 from .resolve import resolve_auto_settings, with_distilled
 from .stage import Input, RunContext, Stage, recorded_seconds
 
@@ -67,10 +67,10 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     """
     study = with_distilled(resolve_auto_settings(stage.study, stage.inputs), stage.inputs)
     examples = stage.inputs["examples"]
-    count = len(read_prepared(examples.artifact, EVALUATION, ["example_id"]))
+    count = len(read_prepared(examples.artifact, EVALUATION_FILE, ["example_id"]))
     specs = eval_specs(study, stage.inputs.get("curve")) + reference_specs(study)
     with recorded_seconds(stage, context, "evaluate") as seconds:
-        predictions = predict(stage, study, context, EVALUATION, count, specs)
+        predictions = predict(stage, study, context, EVALUATION_FILE, count, specs)
     predictions = replace(predictions, answered=_with_digest(predictions.answered, examples.artifact))
     details = {**_prompt_lengths(study, predictions.answered), **_chat_frame(study)}
     return publish(stage, predictions, count, seconds, details)
@@ -78,7 +78,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
 
 def _with_digest(predictions: pa.Table, examples: Artifact) -> pa.Table:
     """The predictions with the digest of what was asked, by which other data with the same ids are told apart."""
-    questions = read_prepared(examples, EVALUATION, ["example_id", "question", "answers"]).sort_by("example_id")
+    questions = read_prepared(examples, EVALUATION_FILE, ["example_id", "question", "answers"]).sort_by("example_id")
     digest = fingerprint(questions.to_pylist())
     return predictions.replace_schema_metadata({**(predictions.schema.metadata or {}), QUESTIONS: digest})
 

@@ -17,8 +17,8 @@ from pos2distill.tasks.datasets import load_split
 from ..artifact_names import EXAMPLES
 from .stage import Digests, Input, RunContext, Stage
 
-TRAIN, EVALUATION = "train.parquet", "evaluation.parquet"
-_COUNTS = {TRAIN: "train", EVALUATION: "eval"}  # names of the counts in the manifest
+TRAIN_FILE, EVALUATION_FILE = "train.parquet", "evaluation.parquet"
+_COUNTS = {TRAIN_FILE: "train", EVALUATION_FILE: "eval"}  # names of the counts in the manifest
 _LOCATIONS = "locations.json"
 
 # How questions are worded and scored does not matter here, and `longest_prompt` stands for the prompt lengths.
@@ -69,7 +69,7 @@ def read_prepared(examples: Artifact, file: str, columns: list[str] | None = Non
 
 def training_ids(examples: Artifact) -> pa.Array:
     """Ids of the training examples in their order. The index in it stands for the example from here on."""
-    return read_prepared(examples, TRAIN, ["example_id"])["example_id"].combine_chunks()
+    return read_prepared(examples, TRAIN_FILE, ["example_id"])["example_id"].combine_chunks()
 
 
 def count_training(examples: Artifact, *, at_most: int, setting: str) -> int:
@@ -113,8 +113,8 @@ def run(stage: Stage, context: RunContext, task: str | None, digest: str) -> Man
         if file_digest(stage.study.data.path) != digest:
             raise UserError(f"{stage.study.data.path}: changed since this command began; run it again (data.path)")
     with stage.artifact.writing():
-        stage.artifact.write_tables(TRAIN, EXAMPLE_SCHEMA, example_tables(split.train))
-        stage.artifact.write_tables(EVALUATION, EXAMPLE_SCHEMA, example_tables(split.evaluation))
+        stage.artifact.write_tables(TRAIN_FILE, EXAMPLE_SCHEMA, example_tables(split.train))
+        stage.artifact.write_tables(EVALUATION_FILE, EXAMPLE_SCHEMA, example_tables(split.evaluation))
         stage.artifact.write_json(_LOCATIONS, split.locations)
         return stage.artifact.publish(counts=split.counts, seconds={"prepare": time.monotonic() - start})
 

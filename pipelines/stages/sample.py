@@ -41,7 +41,7 @@ from ..executors.protocol import Coordinator, Stream
 from ..run_coordinator import CoordinatorSpec, RunProgress
 from .plan_context import PlanContext
 from .predictions import PROMPT_FIELDS
-from .prepare import TRAIN, training_examples_input, training_ids
+from .prepare import TRAIN_FILE, training_examples_input, training_ids
 from .resolve import resolve_auto_settings, with_distilled
 from .stage import Digests, Input, RunContext, Stage, record_stopped
 
@@ -213,7 +213,7 @@ def sampling_operators(
     )
     examples = stage.inputs["examples"].artifact
     operators = sample_operators(
-        study, runtime, examples, TRAIN, params, candidates=sampling.candidates, only_needed=True
+        study, runtime, examples, TRAIN_FILE, params, candidates=sampling.candidates, only_needed=True
     )
     if study.method.teacher_gets_another_prompt:
         replace_prompts = functools.partial(

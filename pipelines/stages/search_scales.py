@@ -26,7 +26,7 @@ from ..progress_bar import show_stage
 from ..scaled_config import SCALED_CONFIG_FOLDER, scaled_config_files
 from .plan_context import PlanContext
 from .predictions import PROMPT_FIELDS
-from .prepare import TRAIN, count_training, training_examples_input
+from .prepare import TRAIN_FILE, count_training, training_examples_input
 from .stage import RunContext, Stage, recorded_seconds
 
 _FIELDS = (*PROMPT_FIELDS, "seed", "inference.search", "evaluation.max_new_tokens")
@@ -94,7 +94,7 @@ def _search(stage: Stage, context: RunContext, layers: int) -> list[list[Candida
     scaled = study.replace(model=study.model.replace(rope_scales=(1.0,)))
     examples = stage.inputs["examples"].artifact
     count = _count_examples(stage)
-    create = functools.partial(ScaledAccuracy, scaled, context.runtime, examples, TRAIN, count, spec)
+    create = functools.partial(ScaledAccuracy, scaled, context.runtime, examples, TRAIN_FILE, count, spec)
     hint = context.executor.stalled_hint
     with (
         context.executor.actors(create, context.runtime.samplers, label="search") as measure,

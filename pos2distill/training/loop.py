@@ -60,7 +60,7 @@ class _GlobalBatch:
     slot_id_N: Tensor
 
 
-class Trainer:
+class TrainingLoop:
     """Trains a student on global batches.
 
     The loss and its gradient do not depend on how a global batch is cut into ranks and micro-batches: coefficients

@@ -22,7 +22,7 @@ from pos2distill.store.samples import SampleStore
 from pos2distill.training.checkpointer import Checkpointer
 from pos2distill.training.job import TrainingJob, TrainingOutcome
 from pos2distill.training.loader import BatchLoader
-from pos2distill.training.loop import Trainer
+from pos2distill.training.loop import TrainingLoop
 from pos2distill.training.memory import translate_model_oom_error
 from pos2distill.training.progress import TrainingProgress
 from pos2distill.training.rows import RowBuilder
@@ -57,10 +57,10 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> TrainingOutcome:
         loader = BatchLoader(study, ids, SampleStore(job.samples), session.open_stream, session.dist)
         # No room is reserved: the response exists, and fitted into the context behind the advantageous prompt.
         build_row = RowBuilder(load_prompt_builder(study, reserve=0), study)
-        trainer = Trainer(study, trainers, build_row, strategy, teacher, session.dist)
+        loop = TrainingLoop(study, trainers, build_row, strategy, teacher, session.dist)
         warnings: tuple[str, ...] = ()
         try:
-            finished = trainer.train(loader, progress, log, checkpointer.requested_action, checkpointer.save)
+            finished = loop.train(loader, progress, log, checkpointer.requested_action, checkpointer.save)
             if finished:
                 warnings = save_model(job, session, strategy, scratch)
         except Exception as error:

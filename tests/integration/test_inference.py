@@ -17,7 +17,7 @@ from pipelines.executors import build_executor
 from pipelines.plan import Plan, make_plan
 from pipelines.progress_bar import show_stage
 from pipelines.stages import search_scales
-from pipelines.stages.prepare import EVALUATION, TRAIN, read_prepared
+from pipelines.stages.prepare import EVALUATION_FILE, TRAIN_FILE, read_prepared
 from pipelines.stages.stage import RunContext
 from pos2distill.config import ModelSection, Recipe
 from pos2distill.config.inference import InferenceSection
@@ -317,7 +317,7 @@ def test_search_answers_training_questions_alone(
     plan.search_scales.run(plan.search_scales, context_of(recipe))
     train, held_out = (
         set(read_prepared(plan.prepare.artifact, file, ["example_id"])["example_id"].to_pylist())
-        for file in (TRAIN, EVALUATION)
+        for file in (TRAIN_FILE, EVALUATION_FILE)
     )
     assert len(answered) == min(SEARCH["examples"], len(train))
     assert answered <= train

@@ -36,7 +36,7 @@ from pos2distill.records import Tokens
 from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.engines.vllm import VllmEngine
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.loop import Trainer
+from pos2distill.training.loop import TrainingLoop
 from pos2distill.training.progress import TrainingProgress
 from pos2distill.training.rows import Row
 from pos2distill.training.step_record import StepRecord
@@ -156,7 +156,7 @@ def train_one_step(source: Source, study: Study) -> tuple[StepRecord, Recorder]:
     trainers = TrainersSection(strategy="torch", micro_batch_tokens=100_000, threads=2)
     strategy = Recorder(study, trainers, CPU, study.model)
     teacher = build_teacher(study, strategy.base_states, CPU)
-    trainer = Trainer(study, trainers, source.build, strategy, teacher, DistContext())
+    trainer = TrainingLoop(study, trainers, source.build, strategy, teacher, DistContext())
     (record,) = train_to_end(trainer, source.loader(), TrainingProgress.at_start(len(source.ids)))
     return record, strategy
 

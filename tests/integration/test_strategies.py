@@ -26,7 +26,7 @@ from pos2distill.tasks.prompts import PromptBuilder
 from pos2distill.training.batches import Batch
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.loader import BatchLoader
-from pos2distill.training.loop import Trainer
+from pos2distill.training.loop import TrainingLoop
 from pos2distill.training.progress import TrainingProgress
 from pos2distill.training.rows import RowBuilder
 from pos2distill.training.state import StoredState
@@ -420,7 +420,7 @@ def first_step(
     teacher = build_teacher(study, recorder.base_states, torch.device("cpu"))
     progress = TrainingProgress.at_start(len(samples.ids))
     build = RowBuilder(prompts, study)
-    trainer = Trainer(study, trainers, build, recorder, teacher, dist)
+    trainer = TrainingLoop(study, trainers, build, recorder, teacher, dist)
     records = train_to_end(trainer, loader, progress)
     return {"loss": records[0].loss, "gradients": recorder.gradients}
 

@@ -14,7 +14,7 @@ from pos2distill.store.artifacts import Artifact
 from ...artifact_names import BASE_SCORES
 from ...stages.evaluate import declared_settings, eval_specs
 from ...stages.predictions import read_predictions, read_refused
-from ...stages.prepare import EVALUATION, read_locations, read_prepared
+from ...stages.prepare import EVALUATION_FILE, read_locations, read_prepared
 from ...stages.stage import Input
 from ..artifact_lookup import input_artifact, list_artifacts, provenance_of, study_of
 from .question import InspectedQuestion, PromptParts, QuestionValues
@@ -30,7 +30,7 @@ def iter_answers(artifact: Artifact, study: Study) -> Iterator[InspectedQuestion
     answers = {model: _by_variant(scores) for model, scores in _models(artifact, study, examples).items()}
     locations = read_locations(examples)
     slots_of_ranks = _slots_of_ranks(artifact, study)
-    for record in read_prepared(examples, EVALUATION).to_pylist():
+    for record in read_prepared(examples, EVALUATION_FILE).to_pylist():
         example = example_from_row(record)
         attribution = Attribution(example.question, study.data.metric, golds_first(example))
         of_example = {model: by_example.get(example.example_id, {}) for model, by_example in answers.items()}

@@ -11,7 +11,7 @@ from pos2distill.records import example_from_row, sample_id_array
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore, StoreIndex
 
-from ...stages.prepare import TRAIN, read_locations, read_prepared, training_ids
+from ...stages.prepare import TRAIN_FILE, read_locations, read_prepared, training_ids
 from ..artifact_lookup import input_artifact
 from .question import InspectedQuestion, PromptParts, QuestionValues
 
@@ -34,7 +34,7 @@ def iter_samples(artifact: Artifact, study: Study, *, entropy: bool) -> Iterator
     locations = read_locations(examples)
     questions = {
         row["example_id"]: row
-        for row in read_prepared(examples, TRAIN, ["example_id", "question", "answers"]).to_pylist()
+        for row in read_prepared(examples, TRAIN_FILE, ["example_id", "question", "answers"]).to_pylist()
     }
     ids = sample_id_array(training_ids(examples), study.method.responses_per_example)
     # Then the prompt that was answered is not stored.

@@ -32,7 +32,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def execute_and_slow_down(module: ModuleType) -> None:
             execute(module)
-            _slow_down(module.Trainer)
+            _slow_down(module.TrainingLoop)
 
         spec.loader.exec_module = execute_and_slow_down  # type: ignore[method-assign]
         return spec

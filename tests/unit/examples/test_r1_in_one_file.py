@@ -14,7 +14,7 @@ from pos2distill.config import ModelSection, Recipe, Study, TrainingSection
 from pos2distill.losses.objectives import ANCHOR
 from pos2distill.models.load import load_model, load_tokenizer
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.loop import Trainer
+from pos2distill.training.loop import TrainingLoop
 from pos2distill.training.progress import TrainingProgress
 from pos2distill.training.schedule import learning_rate
 from pos2distill.training.step_record import StepRecord
@@ -67,7 +67,7 @@ def one_step_of_the_pipeline(source: Source, recipe: Recipe) -> tuple[StepRecord
     strategy = RecordedGradient(source.study, trainers, torch.device("cpu"), source.study.model)
     move(strategy.student.lm)
     teacher = build_teacher(source.study, strategy.base_states, torch.device("cpu"))
-    trainer = Trainer(source.study, trainers, source.build, strategy, teacher, DistContext())
+    trainer = TrainingLoop(source.study, trainers, source.build, strategy, teacher, DistContext())
     (record,) = train_to_end(trainer, source.loader(), TrainingProgress.at_start(len(source.ids)))
     return record, strategy.gradient
 

@@ -20,7 +20,7 @@ from pos2distill.models.load import load_model
 from pos2distill.models.lora import add_adapters, merge, save_adapter
 from pos2distill.models.packing import ResponseBatch, collate, pack_rows
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.loop import Trainer
+from pos2distill.training.loop import TrainingLoop
 from pos2distill.training.progress import TrainingProgress
 from pos2distill.training.step_record import StepRecord
 from pos2distill.training.strategies.torch import TorchStrategy
@@ -75,7 +75,7 @@ def run(source: Source) -> tuple[list[StepRecord], TorchStrategy]:
     strategy = TorchStrategy(source.study, TRAINERS, CPU, source.study.model)
     teacher = build_teacher(source.study, strategy.base_states, CPU)
     progress = TrainingProgress.at_start(len(source.ids))
-    trainer = Trainer(source.study, TRAINERS, source.build, strategy, teacher, DistContext())
+    trainer = TrainingLoop(source.study, TRAINERS, source.build, strategy, teacher, DistContext())
     return train_to_end(trainer, source.loader(), progress), strategy
 
 

@@ -20,7 +20,7 @@ from pos2distill.models.packing import ResponseBatch, collate
 from pos2distill.training import micro_batches
 from pos2distill.training.batches import Batch
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.loop import Action, Trainer
+from pos2distill.training.loop import Action, TrainingLoop
 from pos2distill.training.micro_batches import BatchPreparer, PreparedBatch
 from pos2distill.training.progress import TrainingProgress
 from pos2distill.training.step_record import StepRecord
@@ -90,7 +90,7 @@ def work(result: Result, source: Source, trainers: TrainersSection, dist: DistCo
     study = source.study
     teacher = build_teacher(study, result.strategy.base_states, CPU)
     progress = TrainingProgress.at_start(len(source.ids))
-    trainer = Trainer(study, trainers, source.build, result.strategy, teacher, dist)
+    trainer = TrainingLoop(study, trainers, source.build, result.strategy, teacher, dist)
     result.records += train_to_end(trainer, source.loader(dist), progress)
     assert progress.step == len(result.records)
 
@@ -370,7 +370,7 @@ class Requests:
 
 def run_with(source: Source, requests: Requests, result: Result, dist: DistContext, rows: int = 8) -> bool:
     teacher = build_teacher(source.study, result.strategy.base_states, CPU)
-    trainer = Trainer(source.study, trainers(rows), source.build, result.strategy, teacher, dist)
+    trainer = TrainingLoop(source.study, trainers(rows), source.build, result.strategy, teacher, dist)
     progress = TrainingProgress.at_start(len(source.ids))
     return trainer.train(source.loader(dist), progress, result.records.append, requests.action, requests.save)
 

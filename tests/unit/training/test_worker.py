@@ -14,7 +14,7 @@ from pos2distill.errors import CorruptState, Stopped, UserError
 from pos2distill.store.artifacts import Artifact
 from pos2distill.training import step_log, worker
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.loop import Trainer
+from pos2distill.training.loop import TrainingLoop
 from pos2distill.training.progress import TrainingProgress
 from pos2distill.training.state import write_state
 from pos2distill.training.worker import clear_scratch_folder
@@ -162,7 +162,7 @@ def test_run_worker_does_not_gather_in_the_group_of_samples_after_a_stop(
         return False
 
     gather = DistContext.all_gather_object
-    monkeypatch.setattr(Trainer, "train", stop)
+    monkeypatch.setattr(TrainingLoop, "train", stop)
 
     def record(dist: DistContext, value: object) -> list[object]:
         gathered.append(value)
