@@ -242,11 +242,13 @@ def _make_plan(recipe: Recipe, context: PlanContext, first_sample: Stage, sample
     rounds = _plan_rounds(context, first_sample)
     distill_stage = rounds[-1].distill
     evaluate_base = evaluate.plan(context)
-    evaluate_distilled = evaluate.plan(context, distill=distill_stage)
+    evaluate_distilled = evaluate.plan(context, distill_stage=distill_stage)
     analyze_base = analyze_distilled = None
     if study.analysis is not None:
         analyze_base = analyze.plan(context, evaluate_base)
-        analyze_distilled = analyze.plan(context, evaluate_distilled, distill=distill_stage, base_analysis=analyze_base)
+        analyze_distilled = analyze.plan(
+            context, evaluate_distilled, distill_stage=distill_stage, base_analysis=analyze_base
+        )
     other_tasks = {}
     for name, other in recipe.other_tasks.items():
         with prepare.prefix_task_errors(name):
@@ -292,9 +294,9 @@ def _report_fingerprint(
 def _plan_rounds(context: PlanContext, first_sample: Stage) -> list[Round]:
     rounds = [Round(first_sample, distill.plan(context, first_sample))]
     for number in range(2, context.study.method.rounds + 1):
-        student = rounds[-1].distill
-        sample_stage = sample.plan(context, round_number=number, student=student)
-        distill_stage = distill.plan(context, sample_stage, round_number=number, student=student)
+        previous = rounds[-1].distill
+        sample_stage = sample.plan(context, round_number=number, previous=previous)
+        distill_stage = distill.plan(context, sample_stage, round_number=number, previous=previous)
         rounds.append(Round(sample_stage, distill_stage))
     return rounds
 
@@ -321,7 +323,7 @@ def _plan_task(recipe: Recipe, context: PlanContext, name: str, other: Study, di
     digests = Digests(context.digests.model, file_digest(other.data.path))
     prepare_stage = prepare.plan(study, context.storage, digests, task=name)
     task = replace(context, study=study, digests=digests, prepare=prepare_stage, task=name)
-    return TaskPlan(study, prepare_stage, evaluate.plan(task), evaluate.plan(task, distill=distill_stage))
+    return TaskPlan(study, prepare_stage, evaluate.plan(task), evaluate.plan(task, distill_stage=distill_stage))
 
 
 def _require_reorderable(name: str, other: Study) -> None:

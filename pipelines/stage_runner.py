@@ -40,7 +40,7 @@ def run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage], lease: Lease
     Raises:
         UserError: if a stage raises it; what the stages stored stays.
     """
-    streams = plan.distill in stages and recipe.runtime.mode == "streamed"
+    samples_while_training = plan.distill in stages and recipe.runtime.mode == "streamed"
     runner: _StageRunner | None = None
     streamed: list[Stage] = []
     for stage in stages:
@@ -51,7 +51,7 @@ def run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage], lease: Lease
         if not is_pending(stage, plan, stages, recipe.runtime):
             _check_finished(stage)
             _show(stage, "cached", stage.artifact.manifest())
-        elif stage in plan.sample_stages and streams:
+        elif stage in plan.sample_stages and samples_while_training:
             # The round's stage `distill` trains on the samples while they are made, and publishes them.
             streamed.append(stage)
         else:

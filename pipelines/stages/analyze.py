@@ -50,7 +50,7 @@ _ANSWERS = pa.schema([RESPONSE_SCHEMA.field(name) for name in (*_RESPONSES[:4], 
 
 
 def plan(
-    context: PlanContext, evaluation: Stage, *, distill: Stage | None = None, base_analysis: Stage | None = None
+    context: PlanContext, evaluation: Stage, *, distill_stage: Stage | None = None, base_analysis: Stage | None = None
 ) -> Stage:
     """The analysis of the base model, or of the model that the stage `distill` makes.
 
@@ -61,8 +61,8 @@ def plan(
     examples = evaluation_examples_input(context.prepare, context.digests)
     inputs = {"examples": examples, "predictions": evaluation.output(), **context.training_inputs}
     name, folder = "analyze base", BASE_ANALYSIS
-    if distill is not None and base_analysis is not None:
-        inputs["checkpoint"] = distill.output()
+    if distill_stage is not None and base_analysis is not None:
+        inputs["checkpoint"] = distill_stage.output()
         inputs["base_analysis"] = base_analysis.output()
         name, folder = "analyze distilled", DISTILLED_ANALYSIS
     return context.declare(

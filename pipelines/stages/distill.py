@@ -50,24 +50,24 @@ _METHOD = (
 _FIELDS = (*PROMPT_FIELDS, "data.train_examples", "seed", *_METHOD, "training")
 
 
-def plan(context: PlanContext, samples: Stage, *, round_number: int = 1, student: Stage | None = None) -> Stage:
+def plan(context: PlanContext, sample_stage: Stage, *, round_number: int = 1, previous: Stage | None = None) -> Stage:
     """The stage of a study.
 
     Args:
-        samples: the stage whose samples are trained on.
+        sample_stage: makes the samples that are trained on.
         round_number: 1 for the first round.
-        student: the earlier round that made the model which is trained further; default: the study's model.
+        previous: makes the model that is trained further, in the round before; default: the study's model.
     """
     fields = [*_FIELDS]
     # Only where it is used; otherwise it would change fingerprints without changing a result.
     if context.study.method.view in ("skip", "cyclic"):
         fields.append("method.view_weight")
     # Only the responses of the samples: how training uses a teacher is in this stage's own settings.
-    responses = sample.responses(samples, context.digests)
+    responses = sample.responses(sample_stage, context.digests)
     examples = training_examples_input(context.prepare, context.digests)
     inputs = {"examples": examples, "samples": responses, **context.training_inputs}
-    if student is not None:
-        inputs["student"] = student.output()
+    if previous is not None:
+        inputs["student"] = previous.output()
     name = "distill" if round_number == 1 else f"distill {round_number}"
     return context.declare(
         name=name,
@@ -75,7 +75,7 @@ def plan(context: PlanContext, samples: Stage, *, round_number: int = 1, student
         fields=fields,
         run=run,
         inputs=inputs,
-        streams={"samples": samples},
+        streams={"samples": sample_stage},
     )
 
 
@@ -92,21 +92,21 @@ def run(stage: Stage, context: RunContext) -> Manifest:
         UserError: if training cannot continue; everything that is stored stays.
     """
     start = time.monotonic()
-    samples = stage.streams["samples"]
-    _publish_complete_samples(samples, context.runtime)
-    streamed = not samples.artifact.is_finished
-    trained = _train(stage, context, samples, start, streamed=streamed)
+    sample_stage = stage.streams["samples"]
+    _publish_complete_samples(sample_stage, context.runtime)
+    streamed = not sample_stage.artifact.is_finished
+    trained = _train(stage, context, sample_stage, start, streamed=streamed)
     # Here, since what workers print is not shown.
     for warning in trained.outcome.warnings:
         warn(warning)
     if not trained.outcome.finished:
         stage.artifact.add_seconds(_seconds(start))
         if streamed:
-            samples.artifact.add_seconds(sample.seconds(trained.progress))
+            sample_stage.artifact.add_seconds(sample.seconds(trained.progress))
         # Training stops early only on request, so there was a signal.
         raise Stopped(f"stopped after step {trained.outcome.steps}; its checkpoint is kept", 128 + trained.signal)
     if streamed:
-        sample.publish(samples, context.runtime, trained.progress)
+        sample.publish(sample_stage, context.runtime, trained.progress)
     manifest = _publish(stage.artifact, _seconds(start), trained.outcome.peak_memory_gib)
     # The signal came too late to stop training. This stage is finished, but the next ones must not start.
     if trained.signal:
@@ -123,17 +123,17 @@ class _Trained:
     progress: RunProgress
 
 
-def _publish_complete_samples(samples: Stage, runtime: Runtime) -> None:
+def _publish_complete_samples(sample_stage: Stage, runtime: Runtime) -> None:
     """Publish samples that an earlier run has all made and not published.
 
     Raises:
         UserError: as `sample.publish`: what is wrong with them must not be found after training.
     """
-    if not samples.artifact.is_finished and not sample.lacks_samples(samples):
-        sample.publish(samples, runtime, None)
+    if not sample_stage.artifact.is_finished and not sample.lacks_samples(sample_stage):
+        sample.publish(sample_stage, runtime, None)
 
 
-def _train(stage: Stage, context: RunContext, samples: Stage, start: float, *, streamed: bool) -> _Trained:
+def _train(stage: Stage, context: RunContext, sample_stage: Stage, start: float, *, streamed: bool) -> _Trained:
     """Train until the end, or until a signal asks to stop.
 
     Args:
@@ -142,14 +142,14 @@ def _train(stage: Stage, context: RunContext, samples: Stage, start: float, *, s
     Raises:
         UserError: if training cannot continue; the seconds and, if all are there, the samples are recorded.
     """
-    job = _job(stage, context, samples)
+    job = _job(stage, context, sample_stage)
     spec = resumed_spec(
-        sample.coordinator_spec(samples, context, "distill", counts="trained", epochs=job.study.training.epochs),
+        sample.coordinator_spec(sample_stage, context, "distill", counts="trained", epochs=job.study.training.epochs),
         stage.artifact,
     )
     with context.executor.coordinate(spec) as coordinator:
         stream = sample.sample_stream(
-            samples,
+            sample_stage,
             context.runtime,
             coordinator,
             return_samples=True,
@@ -165,7 +165,7 @@ def _train(stage: Stage, context: RunContext, samples: Stage, start: float, *, s
             context.lease.check()
             record_stopped(stage, context, lambda: _seconds(start))
             if streamed:
-                _keep_samples(samples, context.runtime, _read(coordinator))
+                _keep_samples(sample_stage, context.runtime, _read(coordinator))
             raise
         return _Trained(outcome, signal, coordinator.read())
 
@@ -225,19 +225,19 @@ def _seconds(start: float) -> dict[str, float]:
     return {"distill": time.monotonic() - start}
 
 
-def _keep_samples(samples: Stage, runtime: Runtime, progress: RunProgress) -> None:
+def _keep_samples(sample_stage: Stage, runtime: Runtime, progress: RunProgress) -> None:
     """After training has failed, publish the samples if all are there.
 
     Raises:
         UserError: as `sample.publish`; its message counts all samples.
     """
-    if sample.lacks_samples(samples):
-        samples.artifact.add_seconds(sample.seconds(progress))
+    if sample.lacks_samples(sample_stage):
+        sample_stage.artifact.add_seconds(sample.seconds(progress))
     else:
-        sample.publish(samples, runtime, progress)
+        sample.publish(sample_stage, runtime, progress)
 
 
-def _job(stage: Stage, context: RunContext, samples: Stage) -> TrainingJob:
+def _job(stage: Stage, context: RunContext, sample_stage: Stage) -> TrainingJob:
     study = resolve_auto_settings(stage.study, stage.inputs)
     return TrainingJob(
         name=context.name,
@@ -247,7 +247,7 @@ def _job(stage: Stage, context: RunContext, samples: Stage) -> TrainingJob:
         student_start=with_distilled(study, stage.inputs).model,
         examples=stage.inputs["examples"].artifact,
         examples_file=TRAIN_FILE,
-        samples=samples.artifact,
+        samples=sample_stage.artifact,
         checkpoint=stage.artifact,
     )
 

@@ -38,13 +38,13 @@ def declared_settings(study: Study) -> list[str]:
     return fields
 
 
-def plan(context: PlanContext, *, distill: Stage | None = None) -> Stage:
+def plan(context: PlanContext, *, distill_stage: Stage | None = None) -> Stage:
     """The evaluation of the base model, or of the model that the stage `distill` makes."""
     study = context.study
     inputs = {"examples": evaluation_examples_input(context.prepare, context.digests), **context.evaluation_inputs}
     name, folder = "evaluate base", BASE_SCORES
-    if distill is not None:
-        inputs["checkpoint"] = distill.output()
+    if distill_stage is not None:
+        inputs["checkpoint"] = distill_stage.output()
         name, folder = "evaluate distilled", DISTILLED_SCORES
     if context.task is not None:
         name = f"{context.task}: {name}"

@@ -58,12 +58,12 @@ _FIELDS = (
 )
 
 
-def plan(context: PlanContext, *, round_number: int = 1, student: Stage | None = None) -> Stage:
+def plan(context: PlanContext, *, round_number: int = 1, previous: Stage | None = None) -> Stage:
     """The stage of a study.
 
     Args:
         round_number: 1 for the first round.
-        student: the earlier round that made the model which answers; default: the study's model.
+        previous: makes the model that answers, in the round before; default: the study's model.
     """
     study = context.study
     fields = [*_FIELDS]
@@ -73,8 +73,8 @@ def plan(context: PlanContext, *, round_number: int = 1, student: Stage | None =
         # With the default weight there are anchor rows, and their number does not depend on it.
         fields += ["method.anchor_weight"] if not study.method.anchor_weight else []
     inputs = {"examples": training_examples_input(context.prepare, context.digests), **context.training_inputs}
-    if student is not None:
-        inputs["student"] = student.output()
+    if previous is not None:
+        inputs["student"] = previous.output()
     # The stored values, not the setting: `resident` and `none` both store nothing and can use the same samples.
     derived = {"teacher": _stored_teacher(study)}
     name = "sample" if round_number == 1 else f"sample {round_number}"
