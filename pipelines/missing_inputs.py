@@ -22,7 +22,7 @@ def with_input_source_hint(recipe: Recipe) -> Iterator[None]:
         paths = (own.data.path, os.path.abspath(own.model.path))
         if not message.startswith(tuple(f"{path}: no such " for path in paths)):
             return message
-        return f"{message}; `python run.py recipes {recipe.name}` says where it comes from"
+        return f"{message}; `recipes {recipe.name}` says where it comes from"
 
     with reworded(with_source):
         yield

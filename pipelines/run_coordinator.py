@@ -139,7 +139,7 @@ class RunCoordinator:
         return [bool(index < end or self.selection.sampled_N[index]) for index in indices]
 
     def report_step(self, trained: int, steps: int, loss: float) -> None:
-        """Count a training step."""
+        """Set the totals of training so far."""
         # Totals, not increments: workers that restart from a checkpoint report lower numbers than before.
         self.progress.trained, self.progress.steps, self.progress.loss = trained, steps, loss
         self.last_result = time.monotonic()

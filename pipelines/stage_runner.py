@@ -79,7 +79,7 @@ def _show(stage: Stage, duration: str, manifest: Manifest | None) -> None:
 
 
 def _discard_if_input_changed(stage: Stage) -> None:
-    """Delete an artifact if a model that it was made with was trained again, or a slot or scales were measured again.
+    """Delete an artifact if one of its inputs changed: a model was trained again, or a measurement has another result.
 
     Raises:
         UserError: instead, for samples and checkpoints.

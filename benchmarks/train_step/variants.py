@@ -124,7 +124,7 @@ class PlainStep:
         self.micro_batches = []
         for start in range(0, len(rows), size.micro_batch_rows):
             self.micro_batches.append(rows[start : start + size.micro_batch_rows])
-        self.slot_N = torch.tensor([row.slot_id for row in rows])
+        self.slot_id_N = torch.tensor([row.slot_id for row in rows])
         # The dtype under autocast decides the attention kernel: flash-attn where it can be used, as in our step.
         compute_dtype = torch_dtype(size.precision)
         self.student: Any = load_model(study.model, dtype=torch.float32, compute_dtype=compute_dtype, device=device)
@@ -149,7 +149,7 @@ class PlainStep:
         else:
             with torch.no_grad():
                 loss_N = torch.cat([self._losses(rows) for rows in self.micro_batches]).cpu()
-        coefficient_N = row_coefficients(self.study.method, loss_N, torch.zeros_like(loss_N), self.slot_N)
+        coefficient_N = row_coefficients(self.study.method, loss_N, torch.zeros_like(loss_N), self.slot_id_N)
         start = 0
         for rows in self.micro_batches:
             coefficient_B = coefficient_N[start : start + len(rows)].to(self.device)

@@ -83,7 +83,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     """Train, and write `model/` (Hugging Face format), `adapter/` (of LoRA) and `steps/` (one line for each step).
 
     Samples that the store lacks are made at the same time and trained on as they arrive; then they are published here.
-    An interrupted run continues from its last checkpoint.
+    An interrupted run continues from its last training state.
 
     Counts: see `count_trained`.
 

@@ -1,6 +1,6 @@
 """Records from any fsspec URL: JSON, plain or compressed (gzip, bzip2, xz, zip), and Parquet.
 
-Every message names the record at fault.
+Messages name the file, and the record where one is at fault.
 
 A JSON file is JSON Lines, or one JSON array (its first byte is `[`); a Parquet file begins with `PAR1`. All are
 streamed: memory holds one record, or a batch of rows.

@@ -23,7 +23,7 @@ class Checkpointer:
     """Decides when a training state is due, and saves it.
 
     Args:
-        log: on rank 0; it is written before each checkpoint, so that both name the same steps.
+        log: on rank 0; it is written before each training state, so that both name the same steps.
         step: the step at which training starts.
         scratch: folder of the run on this node.
     """
@@ -68,14 +68,14 @@ class Checkpointer:
 
     def save(self, progress: TrainingProgress) -> None:
         """Write a training state; every rank writes its own files."""
-        # A checkpoint for any reason restarts the interval, so that a regular one does not follow at once.
+        # A state that is saved for any reason restarts the interval, so that a regular one does not follow at once.
         self.last_step, self.last_time = progress.step, time.monotonic()
         progressed = (progress.step, progress.epoch, int(progress.done.sum()))
         # A stop that follows a notice within the same step: there may be no time to upload the same state again.
         if progressed == self.saved:
             return
         is_first, self.saved = self.saved is None, progressed
-        # A checkpoint takes 12 bytes per parameter of disk, so that there is room for one. Ray Train uploads one after
+        # A state takes 12 bytes per parameter of disk, so that there is room for one. Ray Train uploads one after
         # the other, so that a second one would not be in the storage earlier.
         while self._is_uploading():
             time.sleep(_UPLOAD_POLL_SECONDS)
@@ -99,12 +99,12 @@ class Checkpointer:
                 self.scratch.parent.rmdir()
 
     def _is_uploading(self) -> bool:
-        """Whether the last checkpoint is still on this machine; its folder is removed once it is uploaded."""
+        """Whether the last state is still on this machine; its folder is removed once it is uploaded."""
         return any(self.scratch.iterdir())
 
     def _is_due(self, step: int) -> bool:
         steps = step - self.last_step
-        # Without a step since the last checkpoint, the weights are unchanged.
+        # Without a step since the last state, the weights are unchanged.
         if steps == 0:
             return False
         minutes = (time.monotonic() - self.last_time) / 60

@@ -88,7 +88,7 @@ class RayCoordinator:
         return needed
 
     def report_step(self, trained: int, steps: int, loss: float) -> None:
-        """Count a training step, without waiting."""
+        """Set the totals of training so far. Does not wait."""
         self.actor.report_step.remote(trained, steps, loss)
 
     def count_seconds(self, pool: str, seconds: float) -> None:

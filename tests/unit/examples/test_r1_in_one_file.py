@@ -78,7 +78,7 @@ def test_r1_in_one_file_has_the_loss_and_the_gradient_of_the_pipeline(
     record, expected = one_step_of_the_pipeline(source, make_recipe())
     rows = [source.build.row(key) for key in source.row_keys()]
     assert len(rows) == record.rows == 30
-    slot_id_N = torch.tensor([row.slots[0] for row in rows])
+    slot_N = torch.tensor([row.slots[0] for row in rows])
     teacher, student = load_model(source.study.model), load_model(source.study.model)
     move(student)
     kl_N = twin.kl_of_rows(
@@ -90,9 +90,9 @@ def test_r1_in_one_file_has_the_loss_and_the_gradient_of_the_pipeline(
         ],
     )
     anchor_N = torch.tensor([row.slot_id == ANCHOR for row in rows])
-    assert torch.equal(anchor_N, slot_id_N == 7)
+    assert torch.equal(anchor_N, slot_N == 7)
     assert kl_N.min() > 1e-2
-    loss = twin.r1_loss(kl_N, slot_id_N, 7)
+    loss = twin.r1_loss(kl_N, slot_N, 7)
     assert loss.item() == pytest.approx(record.loss, rel=1e-5)
     assert kl_N[anchor_N].mean().item() == pytest.approx(record.loss_anchor, rel=1e-5)
     loss.backward()

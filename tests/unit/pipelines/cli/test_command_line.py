@@ -437,11 +437,17 @@ def test_study_names_the_task_of_bad_data(
     assert capsys.readouterr().err.startswith(f"error: evaluation.also_evaluate: other: {tmp_path}/{message}")
 
 
+@pytest.mark.parametrize("name", [name for name in recipe_names() if not name.startswith("quickstart")])
+def test_the_comments_of_a_built_in_recipe_say_where_its_data_come_from(name: str) -> None:
+    comments, _, _ = (RECIPES / f"{name}.yaml").read_text().partition("name: ")
+    assert re.search(r"docs/data\.md|`python -m examples\.\S+ runs/|`make real` makes", comments)
+
+
 def test_a_built_in_recipe_says_where_its_own_model_and_data_come_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    source = "; `python run.py recipes kv_smollm2` says where it comes from\n"
+    source = "; `recipes kv_smollm2` says where it comes from\n"
     toy = f"model.path={load_recipe('quickstart').study.model.path}"
     assert command_line.main(["study", "kv_smollm2", toy, "--dry-run"]) == 2
     assert capsys.readouterr().err == f"error: {tmp_path}/runs/kv.jsonl.gz: no such file (data.path){source}"

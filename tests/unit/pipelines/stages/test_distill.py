@@ -91,7 +91,7 @@ def test_evaluation_does_not_ask_who_trained(make_recipe: Make) -> None:
     ("steps", "expected", "found"),
     [([0, 1, 4, 5], 2, 4), ([1, 2], 0, 1), ([0, 1, 1, 2], 2, 1)],
 )
-def test_count_rows_rejects_a_log_with_gaps(tmp_path: Path, steps: list[int], expected: int, found: int) -> None:
+def test_count_trained_rejects_a_log_with_gaps(tmp_path: Path, steps: list[int], expected: int, found: int) -> None:
     """Otherwise a report would publish wrong numbers of steps, rows and examples."""
     checkpoint = write_steps(tmp_path, steps)
     with pytest.raises(UserError) as caught:
@@ -102,7 +102,7 @@ def test_count_rows_rejects_a_log_with_gaps(tmp_path: Path, steps: list[int], ex
     )
 
 
-def test_count_rows_counts_the_first_epoch(tmp_path: Path) -> None:
+def test_count_trained_counts_the_first_epoch(tmp_path: Path) -> None:
     counts = count_trained(write_steps(tmp_path, [0, 1, 2, 3]))
     assert counts == {"examples": 2, "rows": 8, "epochs": 2, "steps": 4}
 
