@@ -89,10 +89,15 @@ def test_two_workers_give_the_curve_of_one(
         shutil.copytree(sampled, storage)
         curves[name] = steps_of(small_toy(storage, *short, *(f"runtime.trainers.{item}" for item in settings)))
     assert len(curves["one"]) >= 20
+    # In many steps the loss is 4e-5 nats. Rounding is then a larger part of it than elsewhere, and depends on the
+    # processor: on an AMD Zen 4, 6e-5 of such a loss and 1.1e-4 of its gradient's norm of .0065, but at most 4e-5 where
+    # the loss is above .001. So the smallest values have a floor.
+    floors = {"loss": 1e-8, "loss_trivial": 1e-8, "grad_norm": 2e-6}
     for name in ("zero3", "torch"):
         for reference, step in zip(curves["one"], curves[name], strict=True):
-            for field in ("loss", "loss_trivial", "grad_norm"):
-                assert step[field] == pytest.approx(reference[field], rel=1e-4), (name, field, step["step"])
+            for field, floor in floors.items():
+                expected = pytest.approx(reference[field], rel=1e-4, abs=floor)
+                assert step[field] == expected, (name, field, step["step"])
 
 
 @pytest.mark.slow
