@@ -89,7 +89,7 @@ def check_rights(run: PendingRun) -> None:
         if isinstance(fs, LocalFileSystem):
             _probe_folder(_existing(path))
         else:
-            probe_storage(storage)
+            probe_storage(fs, path)
     with storage_errors("the folder for temporary files", "TMPDIR"):
         _probe_folder(tempfile.gettempdir())
 

@@ -77,7 +77,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
 
 
 def _with_digest(predictions: pa.Table, examples: Artifact) -> pa.Table:
-    """The predictions with the digest of what was asked, by which other data with the same ids are told apart."""
+    """The predictions with the digest of what was asked, by which other data with the same ids are recognized."""
     questions = read_prepared(examples, EVALUATION_FILE, ["example_id", "question", "answers"]).sort_by("example_id")
     digest = fingerprint(questions.to_pylist())
     return predictions.replace_schema_metadata({**(predictions.schema.metadata or {}), QUESTIONS: digest})

@@ -209,9 +209,10 @@ def longest_with_fixed_rope(config: Any) -> int | None:
     length a row's result would depend on the other rows.
     """
     for each in rope_settings(config):
-        positions: int = config.max_position_embeddings
-        if each.get("rope_type") == "dynamic":  # transformers 5.19 uses no other length for it
-            return positions
-        if each.get("rope_type") == "longrope":
-            return each.get("original_max_position_embeddings") or positions
+        rope_type = each.get("rope_type")
+        if rope_type in ("dynamic", "longrope"):
+            # transformers 5.19 uses the original length for longrope alone.
+            original = each.get("original_max_position_embeddings") if rope_type == "longrope" else None
+            length: int = original or config.max_position_embeddings
+            return length
     return None

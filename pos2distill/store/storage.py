@@ -65,9 +65,8 @@ def run_name(fs: fsspec.AbstractFileSystem, path: str) -> str:
     return str(json.loads(fs.cat_file(f"{path}/{RUN_FILE}"))["name"])
 
 
-def probe_storage(storage: str) -> None:
-    """Write a file to a remote storage and delete it, to see whether it raises."""
-    fs, path = open_url(storage, "runtime.storage")
+def probe_storage(fs: fsspec.AbstractFileSystem, path: str) -> None:
+    """Write a file to the remote storage at this path and delete it, to see whether it raises."""
     probe = f"{path}/probe-{uuid.uuid4().hex}"
     fs.pipe_file(probe, b"x")
     fs.rm_file(probe)

@@ -116,14 +116,14 @@ def test_no_code_of_a_model_folder_runs_unless_asked(copy_model: Callable[..., M
 
 
 @pytest.mark.parametrize("trusted", [False, True])
-def test_transformers_is_told_whether_code_of_the_folder_is_trusted(
+def test_loaders_pass_on_whether_code_of_the_folder_is_trusted(
     tiny_model_path: str, monkeypatch: pytest.MonkeyPatch, *, trusted: bool
 ) -> None:
-    told: list[tuple[str, bool]] = []
+    passed: list[tuple[str, bool]] = []
 
     def spy(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         def call(*args: Any, **settings: Any) -> Any:
-            told.append((name, settings["trust_remote_code"]))
+            passed.append((name, settings["trust_remote_code"]))
             return function(*args, **settings)
 
         return call
@@ -139,13 +139,13 @@ def test_transformers_is_told_whether_code_of_the_folder_is_trusted(
     load_tokenizer(model)
     load_model(model)
     empty_model(model)
-    assert {name for name, _ in told} >= {
+    assert {name for name, _ in passed} >= {
         "AutoConfig.from_pretrained",
         "AutoTokenizer.from_pretrained",
         "AutoModelForCausalLM.from_pretrained",
         "AutoModelForCausalLM.from_config",
     }
-    assert {value for _, value in told} == {trusted}
+    assert {value for _, value in passed} == {trusted}
 
 
 def test_load_model_rejects_a_folder_without_safetensors(copy_model: Callable[..., ModelSection]) -> None:

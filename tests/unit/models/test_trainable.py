@@ -7,13 +7,20 @@ from typing import Any
 
 import fsspec
 import pytest
+from transformers import BloomConfig
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
 from pos2distill.models import trainable
 from pos2distill.models.check import check_engine_attention, check_sharded, check_trainable, check_weights
 from pos2distill.models.load import load_model
-from pos2distill.models.trainable import REJECTED, TRAINABLE, reject_unpackable, require_trainable_family
+from pos2distill.models.trainable import (
+    REJECTED,
+    TRAINABLE,
+    longest_with_fixed_rope,
+    reject_unpackable,
+    require_trainable_family,
+)
 from scripts.model_families import PAGE, TOLERANCE, check, check_family, render, save_tiny
 from tests.support.hub_server import hub_server, use_hub
 
@@ -104,6 +111,11 @@ def test_check_trainable_rejects_attention_by_the_config_alone(
         check_trainable(chosen, on_gpu=False)
     check_trainable(chosen.model_copy(update={"attention": "eager"}), on_gpu=False)
     check_trainable(chosen, on_gpu=True)  # where flash-attn may be installed
+
+
+def test_longest_with_fixed_rope_needs_no_limit_of_positions_without_rope() -> None:
+    """Bloom's config names none."""
+    assert longest_with_fixed_rope(BloomConfig()) is None
 
 
 def test_check_engine_attention_rejects_kernels_that_leave_out_soft_caps(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_claim_storage_takes_what_is_left_of_a_probe_for_nothing(storage: str, m
     with monkeypatch.context() as rights:
         rights.setattr(type(fs), "rm_file", refuse)
         with pytest.raises(PermissionError):
-            probe_storage(storage)
+            probe_storage(fs, path)
     assert not check_storage(storage, "mine")
     claim_storage(storage, "mine")
 
