@@ -36,7 +36,6 @@ from pos2distill.models.files import is_hub_name, local_folder
 from pos2distill.models.stored_tensors import DTYPES, StoredTensor, read_headers
 from pos2distill.models.trainable import (
     is_quantized,
-    reject_attention,
     reject_quantized,
     reject_soft_caps,
     reject_unpackable,
@@ -116,7 +115,7 @@ def check_trainable(model: ModelSection, *, on_gpu: bool) -> None:
             register_kernels()
             with attention_errors(model, attention):
                 lm = empty_model(model, folder=folder, attention=PACKED[attention])
-            reject_attention(lm, attention, model_name=model.path)
+            reject_soft_caps(config, attention, model_name=model.path)
         reject_unpackable(lm, context=context_length(model, folder=folder), model_name=model.path)
 
 

@@ -29,7 +29,7 @@ from pos2distill.models.downloaded import checked_folder
 from pos2distill.models.files import local_folder
 from pos2distill.models.rope.layer_scales import resolve_scales, scale_layers
 from pos2distill.models.trainable import (
-    reject_attention,
+    reject_flash_attention,
     reject_soft_caps,
     reject_unpackable,
     require_trainable_family,
@@ -127,7 +127,8 @@ def load_model(
     _require_complete(loading["missing_keys"], model.path)
     if packed:
         reject_unpackable(loaded, context=context_length(model), model_name=model.path)
-        reject_attention(loaded, attention, model_name=model.path)
+        if attention == "flash_attention_2":
+            reject_flash_attention(loaded, model_name=model.path)
     scales = resolve_scales(model.rope_scales, loaded.config, model.path)
     if scales:
         scale_layers(loaded, scales, model.path)

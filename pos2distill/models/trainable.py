@@ -139,20 +139,6 @@ def reject_unpackable(lm: Any, *, context: int, model_name: str) -> None:
         )
 
 
-def reject_attention(lm: Any, attention: str, *, model_name: str) -> None:
-    """Reject an implementation of attention that ignores a part of the model's attention.
-
-    Args:
-        attention: implementation, without its packed version.
-        model_name: the model's name in messages.
-    Raises:
-        UserError: naming the implementations that support all of it.
-    """
-    reject_soft_caps(lm.config, attention, model_name=model_name)
-    if attention == "flash_attention_2":
-        _reject_without_flash_attention(lm, attention, model_name)
-
-
 def reject_soft_caps(config: Any, attention: str, *, model_name: str) -> None:
     """Reject torch's kernels for a model that caps its attention scores: they would leave out the cap.
 
@@ -189,7 +175,14 @@ def _reject_unpackable_layers(lm: Any, config: Any, model_name: str) -> None:
         raise UserError(f"{model_name}: its attention is chunked by position, which packing rows would shift")
 
 
-def _reject_without_flash_attention(lm: Any, attention: str, model_name: str) -> None:
+def reject_flash_attention(lm: Any, *, model_name: str) -> None:
+    """Reject flash-attn 2 where it does not support all of the model's attention, or cannot be used here.
+
+    Args:
+        model_name: the model's name in messages.
+    Raises:
+        UserError: with the reason.
+    """
     # transformers 5.19 lists compatible versions only on models that flash-attn 2 computes wrongly.
     compatible = getattr(lm, "_compatible_flash_implementations", None)
     if compatible and "flash_attention_2" not in compatible:
@@ -199,7 +192,7 @@ def _reject_without_flash_attention(lm: Any, attention: str, model_name: str) ->
     try:
         lm._flash_attn_can_dispatch(2)
     except (ImportError, ValueError) as error:
-        raise UserError(f"{model_name}: model.attention={attention}: {error_text(error)}") from None
+        raise UserError(f"{model_name}: model.attention=flash_attention_2: {error_text(error)}") from None
 
 
 def longest_with_fixed_rope(config: Any) -> int | None:
