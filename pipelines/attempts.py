@@ -9,6 +9,7 @@ from contextlib import suppress
 from pos2distill.config import Recipe
 from pos2distill.errors import Stopped, UserError, one_line
 from pos2distill.faults import describe
+from pos2distill.literal_paths import make_folder
 from pos2distill.node_pools import JOB_DASHBOARD_VARIABLE
 from pos2distill.secrets import mask_secrets
 from pos2distill.store.files import write_json
@@ -44,5 +45,5 @@ def _write(recipe: Recipe, record: dict[str, str]) -> None:
             return
         path_of_record = f"{recipe.storage.rstrip('/')}/{FAILED_ATTEMPTS}/{record['time']}.json"
         fs, path = open_url(path_of_record, "runtime.storage")
-        fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+        make_folder(fs, path.rpartition("/")[0])
         write_json(fs, path, record)

@@ -69,6 +69,25 @@ def require_listable(fs: fsspec.AbstractFileSystem, folder: str) -> None:
             os.listdir(folder)
 
 
+def make_folder(fs: fsspec.AbstractFileSystem, path: str) -> None:
+    """Make a folder and those that it is in, unless it exists. Object stores have no folders.
+
+    There, s3fs 2026.9 takes any failed request for a missing bucket, and tries to create it: if the store is busy, the
+    answer is then that this user may not.
+    """
+    if not isinstance(fs, AsyncFileSystem):
+        fs.makedirs(path, exist_ok=True)
+
+
+def upload(fs: fsspec.AbstractFileSystem, folder: Path, target: str) -> None:
+    """Copy the files of a folder of this machine to a path."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    copies = [f"{target}/{path.relative_to(folder).as_posix()}" for path in files]
+    for parent in {copy.rpartition("/")[0] for copy in copies}:
+        make_folder(fs, parent)
+    fs.put([str(path) for path in files], copies)  # paths in lists are literal
+
+
 def remove(fs: fsspec.AbstractFileSystem, path: str) -> None:
     """Remove a file, or a folder with its content.
 

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from pos2distill.config import AnalysisSection, ModelSection, PoolSection, Study
 from pos2distill.evaluation.analysis import FIGURES, summarize_analysis
+from pos2distill.literal_paths import make_folder
 from pos2distill.records import PASSES_SCHEMA, RESPONSE_SCHEMA, Example, Slots, example_from_row
 from pos2distill.sampling.blocks import batches_of, examples_per_block, index_blocks
 from pos2distill.sampling.engines.protocol import Completion
@@ -83,7 +84,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     base = resolve_auto_settings(stage.study, stage.inputs)
     study = with_distilled(base, stage.inputs)
     artifact = stage.artifact
-    artifact.fs.makedirs(artifact.path, exist_ok=True)
+    make_folder(artifact.fs, artifact.path)
     answer_parts = TableParts(artifact, _ANSWERS, ["example_id"], "answer-parts")
     pass_parts = TableParts(artifact, PASSES_SCHEMA, ["example_id"], "pass-parts")
     with recorded_seconds(stage, context, "analyze") as seconds:

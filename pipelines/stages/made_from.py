@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from pos2distill.errors import UserError
-from pos2distill.literal_paths import last_part
+from pos2distill.literal_paths import last_part, make_folder
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.files import read_if_any
 
@@ -39,7 +39,7 @@ def record_inputs(stage: Stage) -> None:
     recorded = [name for name in stage.inputs if name in (*_MODELS, *_MEASURED)]
     if not recorded or artifact.is_finished or artifact.fs.exists(f"{artifact.path}/{RECORD}"):
         return
-    artifact.fs.makedirs(artifact.path, exist_ok=True)
+    make_folder(artifact.fs, artifact.path)
     artifact.write_json(RECORD, {name: _taken_from(stage, name) for name in recorded})
 
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import pydantic
 
 from pos2distill.config import ModelSection, Study
-from pos2distill.literal_paths import last_part, list_matching
+from pos2distill.literal_paths import last_part, list_matching, make_folder
 from pos2distill.models.rope.curves import Genome, scales_of
 from pos2distill.models.rope.search import Candidate, best, fitness, next_genomes
 from pos2distill.sampling.prompting import PromptSpec
@@ -128,7 +128,7 @@ def _count_examples(stage: Stage) -> int:
 def _export(stage: Stage, scales: Sequence[float]) -> None:
     artifact = stage.artifact
     folder = f"{artifact.path}/{SCALED_CONFIG_FOLDER}"
-    artifact.fs.makedirs(folder, exist_ok=True)
+    make_folder(artifact.fs, folder)
     for name, content in scaled_config_files(stage.study.model, scales, searched=True).items():
         write_bytes(artifact.fs, f"{folder}/{name}", content)
 
@@ -170,5 +170,5 @@ def read_generations(artifact: Artifact) -> list[list[Candidate]]:
 
 
 def _write_generation(artifact: Artifact, number: int, generation: Sequence[Candidate]) -> None:
-    artifact.fs.makedirs(f"{artifact.path}/{_GENERATIONS}", exist_ok=True)
+    make_folder(artifact.fs, f"{artifact.path}/{_GENERATIONS}")
     artifact.write_json(f"{_GENERATIONS}/{number:04d}.json", [asdict(candidate) for candidate in generation])

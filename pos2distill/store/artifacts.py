@@ -18,7 +18,7 @@ import pydantic
 from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import UserError
-from pos2distill.literal_paths import last_part, list_matching, remove
+from pos2distill.literal_paths import last_part, list_matching, make_folder, remove, upload
 from pos2distill.records import SCHEMA_VERSION
 from pos2distill.store.files import ROW_GROUP_SIZE, is_corrupt, read_if_any, read_table, sync, write_json, write_table
 from pos2distill.urls import open_url, storage_errors
@@ -111,7 +111,7 @@ class Artifact:
         Files of a killed run are removed first. A published artifact is never removed.
         """
         self._remove_unpublished()
-        self.fs.makedirs(self.path, exist_ok=True)
+        make_folder(self.fs, self.path)
         try:
             yield
         except BaseException:
@@ -273,7 +273,7 @@ class Artifact:
 
     def upload(self, folder: Path, name: str) -> None:
         """Copy a local folder into the artifact."""
-        self.fs.put(f"{folder}/", f"{self.path}/{name}/", recursive=True)
+        upload(self.fs, folder, f"{self.path}/{name}")
 
 
 def _added(seconds: Mapping[str, float], others: Mapping[str, float]) -> dict[str, float]:

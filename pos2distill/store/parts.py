@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pos2distill.faults import error_text
-from pos2distill.literal_paths import last_part, list_matching
+from pos2distill.literal_paths import last_part, list_matching, make_folder
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.files import is_corrupt, read_table, write_table
 from pos2distill.store.parallel_map import parallel_map
@@ -37,7 +37,7 @@ class TableParts:
 
     def append(self, part: pa.Table) -> None:
         """Write one part atomically."""
-        self.artifact.fs.makedirs(self.folder, exist_ok=True)
+        make_folder(self.artifact.fs, self.folder)
         write_table(self.artifact.fs, f"{self.folder}/part-{self._next:06d}.parquet", part)
         self._next += 1
 

@@ -22,7 +22,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import CorruptPart, UserError
 from pos2distill.faults import error_text
-from pos2distill.literal_paths import last_part, list_matching, move
+from pos2distill.literal_paths import last_part, list_matching, make_folder, move
 from pos2distill.parquet import open_parquet
 from pos2distill.records import SAMPLE_SCHEMA, Bools
 from pos2distill.store.artifacts import Artifact
@@ -102,7 +102,7 @@ class SampleStore:
         Returns: the part's name.
         """
         name = _part_name(samples["sample_id"])
-        self.artifact.fs.makedirs(self.folder, exist_ok=True)
+        make_folder(self.artifact.fs, self.folder)
         write_table(self.artifact.fs, f"{self.folder}/{name}", samples.cast(SAMPLE_SCHEMA))
         return name
 
@@ -265,7 +265,7 @@ class SampleStore:
     def _quarantine(self, name: str, reason: str) -> CorruptPart:
         """Move a part to `quarantine/`, log it, and return the error to raise."""
         fs = self.artifact.fs
-        fs.makedirs(self.quarantine, exist_ok=True)
+        make_folder(fs, self.quarantine)
         with contextlib.suppress(FileNotFoundError):  # another process has moved it already
             move(fs, f"{self.folder}/{name}", f"{self.quarantine}/{name}")
         error = CorruptPart(

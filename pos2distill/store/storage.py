@@ -10,7 +10,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import UserError
-from pos2distill.literal_paths import last_part
+from pos2distill.literal_paths import last_part, make_folder
 from pos2distill.store.files import write_json
 from pos2distill.urls import open_url, storage_errors
 
@@ -84,7 +84,7 @@ def claim_storage(storage: str, name: str) -> bool:
     fs, path = open_url(storage, "runtime.storage")
     with storage_errors(storage, "runtime.storage"):
         is_new = not fs.exists(path)
-        fs.makedirs(path, exist_ok=True)
+        make_folder(fs, path)
         write_json(fs, f"{path}/{RUN_FILE}", {"name": name})
     return is_new
 

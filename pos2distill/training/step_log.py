@@ -8,7 +8,7 @@ from pathlib import Path
 import pydantic
 
 from pos2distill.errors import UserError, one_line
-from pos2distill.literal_paths import list_matching
+from pos2distill.literal_paths import list_matching, make_folder
 from pos2distill.store.checkpoint_layout import STEPS_FOLDER
 from pos2distill.store.files import read_if_any, write_bytes
 from pos2distill.store.retry import retry_while_unreachable
@@ -141,7 +141,7 @@ class StepLog:
             UserError: if records of earlier steps are missing: the finished log would lack them too.
         """
         fs = self.artifact.fs
-        fs.makedirs(self.folder, exist_ok=True)
+        make_folder(fs, self.folder)
         records = 0
         for path in list_matching(fs, self.folder, "*.jsonl"):
             # A file holds the steps from one checkpoint to the next.

@@ -12,8 +12,10 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.fs
 import pytest
 
+from pipelines.executors.ray.states import arrow_filesystem
 from pos2distill.errors import CorruptPart
 from pos2distill.store.artifacts import Artifact, other_fingerprints
 from pos2distill.store.lease import hold_lease
@@ -80,6 +82,29 @@ def test_sample_store_quarantines_corrupt_parts(storage: str) -> None:
         store.load(index, np.arange(16, 24))
     assert store.index(IDS[:24]).parts == (good,)
     assert {path.rsplit("/", 1)[-1] for path in fs.ls(store.quarantine, detail=False)} == {scanned, loaded}
+
+
+def test_storage_needs_no_right_to_see_or_create_its_bucket(bucket: str, faulty: Faulty, tmp_path: Path) -> None:
+    """Those of docs/cluster_setup.md do not have it, and a busy store does not answer such a request."""
+    faulty.hides_bucket = True
+    assert claim_storage(f"{bucket}/run", "mine")
+    with hold_lease(f"{bucket}/run"):
+        assert open_store(f"{bucket}/run").append(make_samples("fox-1"))
+        artifact = Artifact(f"{bucket}/run", "checkpoint", "f00d")
+        (tmp_path / "model").mkdir()
+        (tmp_path / "model" / "weights").write_bytes(b"weights")
+        with artifact.writing():
+            artifact.upload(tmp_path, "copy")
+            artifact.publish(counts={}, seconds={})
+        state = f"{artifact.path}/training/checkpoint_1"
+        pyarrow.fs.copy_files(
+            str(tmp_path),
+            state,
+            source_filesystem=pyarrow.fs.LocalFileSystem(),
+            destination_filesystem=arrow_filesystem(artifact),
+        )
+    for path in (f"{artifact.path}/copy", state):
+        assert artifact.fs.cat_file(f"{path}/model/weights") == b"weights"
 
 
 def test_sample_store_in_a_folder_whose_name_is_a_pattern(storage: str) -> None:

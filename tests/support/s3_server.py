@@ -23,7 +23,8 @@ class Faulty:
         fault_probability: the probability that a request fails, 0 to 1.
         seed: the seed of the random numbers; the clients determine the order of the requests.
 
-    While `is_down` is true, every request is refused.
+    While `is_down` is true, every request is refused. While `hides_bucket` is true, this user may neither see whether
+    the bucket exists nor create it, but list and change what is in it.
     """
 
     def __init__(self, app: Callable[..., Iterable[bytes]], fault_probability: float, seed: int) -> None:
@@ -34,6 +35,7 @@ class Faulty:
         self.lock = threading.Lock()
         self.requests: Counter[str] = Counter()
         self.is_down = False
+        self.hides_bucket = False
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         with self.lock:
@@ -43,6 +45,9 @@ class Faulty:
             elif self.random.random() < self.fault_probability:
                 fault = next(self.kinds)
             self.requests[fault] += 1
+        if fault == "answered" and self.hides_bucket and _is_about_bucket(environ):
+            start_response("403 Forbidden", [("Content-Length", "0")])
+            return []
         if fault == "answered":
             return self.app(environ, start_response)
         # Werkzeug 3.1 waits for a body that was not read, and the client for the connection to close: both for ever.
@@ -64,6 +69,12 @@ class Faulty:
         if data:
             yield data
         raise ConnectionAbortedError
+
+
+def _is_about_bucket(environ: dict[str, Any]) -> bool:
+    """Whether a request is about the bucket itself: HeadBucket, CreateBucket or GetBucketLocation."""
+    is_for_bucket = "/" not in environ["PATH_INFO"].strip("/")
+    return is_for_bucket and (environ["REQUEST_METHOD"] in ("HEAD", "PUT") or "location" in environ["QUERY_STRING"])
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs
 
-from pos2distill.literal_paths import remove
+from pos2distill.literal_paths import make_folder, remove
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.checkpoint_layout import STATE_FOLDER
 from pos2distill.store.files import sync_file
@@ -54,6 +54,10 @@ RAY_STATES = StateList(STATE_FOLDER, _LIST, "checkpoint_*", _parse, _without)
 
 class _Files(pyarrow.fs.FSSpecHandler):  # type: ignore[misc]  # untyped
     """Files of any storage."""
+
+    def create_dir(self, path: str, _recursive: bool) -> None:
+        """Called by pyarrow. See `make_folder`."""
+        make_folder(self.fs, path)
 
     def delete_dir(self, path: str) -> None:
         """Called by pyarrow. Its own file system takes `[`, `*` and `?` in the path for a pattern."""

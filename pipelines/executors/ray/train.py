@@ -33,7 +33,7 @@ from ray.train.v2.api.report_config import CheckpointUploadMode
 
 from pos2distill.errors import UserError
 from pos2distill.faults import is_transient
-from pos2distill.literal_paths import last_part
+from pos2distill.literal_paths import last_part, make_folder
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.store.checkpoint_layout import STATE_FOLDER
 from pos2distill.store.files import sync
@@ -61,7 +61,7 @@ def fit(job: TrainingJob, stream: Stream, mailbox: DriverMailbox, coordinator: C
         UserError: if training cannot continue.
     """
     trainers = job.runtime.trainers
-    job.checkpoint.fs.makedirs(job.checkpoint.path, exist_ok=True)
+    make_folder(job.checkpoint.fs, job.checkpoint.path)
     RAY_STATES.repair(job.checkpoint)
     trainer = TorchTrainer(
         train_function,
