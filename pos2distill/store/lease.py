@@ -44,12 +44,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import BinaryIO
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import ExitCode, TransientError
-from pos2distill.faults import error_text, fix_hint
+from pos2distill.faults import error_text, fix_hint, is_transient
 from pos2distill.store.files import read_if_any, write_bytes
 from pos2distill.store.storage import DRIVER_FILE
 from pos2distill.urls import open_url
@@ -189,33 +190,68 @@ def hold_lease(
 
 def _acquire(fs: fsspec.AbstractFileSystem, path: str, me: _Holder, storage: str) -> None:
     """Return once the file is ours."""
-    last_data: bytes | None = None
-    last_change = 0.0  # on this process's monotonic clock
-    last_printed = ""
+    waiting = _Waiting(fs, path, me, storage)
     while True:
-        data = read_if_any(fs, path)
+        try:
+            if waiting.try_once():
+                return
+        except Exception as error:  # fsspec's file systems share no base class for failed requests
+            if not (is_transient(error) and waiting.may_outlast_failure()):
+                raise
+            time.sleep(me.period / _POLLS_PER_PERIOD)
+
+
+class _Waiting:
+    """Looks at the file until it is ours."""
+
+    def __init__(self, fs: fsspec.AbstractFileSystem, path: str, me: _Holder, storage: str) -> None:
+        self.fs = fs
+        self.path = path
+        self.me = me
+        self.storage = storage
+        self.last_data: bytes | None = None  # what another holder has written
+        self.last_change = self.last_answer = time.monotonic()
+        self.last_printed = ""
+
+    def may_outlast_failure(self) -> bool:
+        """Whether a failed request is no reason to stop: after others, as long as a holder would bear it."""
+        return (
+            self.last_data is not None
+            and time.monotonic() - self.last_answer <= self.me.missed_periods * self.me.period
+        )
+
+    def try_once(self) -> bool:
+        """Whether the file is ours. Otherwise create it if it is absent, remove that of a dead holder, or wait."""
+        data = read_if_any(self.fs, self.path)
+        self.last_answer = time.monotonic()
         if data is None:
-            _create(fs, path, _to_bytes(me))
-            if last_data is not None:
+            _create(self.fs, self.path, _to_bytes(self.me))
+            if self.last_data is not None:
                 # Another driver may have seen the same dead holder and may still replace our file: wait, then check.
-                time.sleep(me.period / _POLLS_PER_PERIOD)
-            continue
-        if _is_ours(data, me):
-            return
+                time.sleep(self.me.period / _POLLS_PER_PERIOD)
+            return False
+        if _is_ours(data, self.me):
+            return True
         holder = _from_bytes(data)
-        if data != last_data:
-            last_data = data
-            last_change = time.monotonic()
-        if _is_dead(holder or me, silent_for=time.monotonic() - last_change):
-            _remove(fs, path, data)
-            continue
+        if data != self.last_data:
+            self.last_data = data
+            self.last_change = time.monotonic()
+        if _is_dead(holder or self.me, silent_for=time.monotonic() - self.last_change):
+            _remove(self.fs, self.path, data)
+            return False
+        self._print_once(holder)
+        time.sleep(self.me.period / _POLLS_PER_PERIOD)
+        return False
+
+    def _print_once(self, holder: _Holder | None) -> None:
+        """Say who holds the lease, whenever it is another one."""
         who = str(holder or "an unknown process")
-        if who != last_printed:
-            seconds = (holder or me).missed_periods * (holder or me).period
-            until = f"waiting until it ends, or does not renew its lease for {seconds:g} s (Ctrl-C to cancel)"
-            print(f"{storage}: in use by {who}; {until}", file=sys.stderr, flush=True)
-            last_printed = who
-        time.sleep(me.period / _POLLS_PER_PERIOD)
+        if who == self.last_printed:
+            return
+        seconds = (holder or self.me).missed_periods * (holder or self.me).period
+        until = f"waiting until it ends, or does not renew its lease for {seconds:g} s (Ctrl-C to cancel)"
+        print(f"{self.storage}: in use by {who}; {until}", file=sys.stderr, flush=True)
+        self.last_printed = who
 
 
 class _Renewal:
@@ -336,13 +372,21 @@ def _remove(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
         if not isinstance(fs, LocalFileSystem):
             fs.rm_file(path)
             return
-        with open(path, "rb") as file:
+        with _open_for_lock(path) as file:
             with contextlib.suppress(OSError):  # the file system has no locks
                 fcntl.flock(file, fcntl.LOCK_EX)
             # While this process waited for the lock, another one may have removed or replaced the file.
             still_there = os.path.samestat(os.fstat(file.fileno()), os.stat(path))
             if still_there and file.read() == data:
                 os.unlink(path)
+
+
+def _open_for_lock(path: str) -> BinaryIO:
+    """Open a file for writing too, if this user may: NFS refuses an exclusive lock of a file that is only read."""
+    try:
+        return open(path, "r+b")
+    except PermissionError:  # another user's
+        return open(path, "rb")
 
 
 def _to_bytes(holder: _Holder) -> bytes:

@@ -114,6 +114,55 @@ def test_hold_lease_waits_until_the_holder_ends(claimed: str, capsys: pytest.Cap
     )
 
 
+def test_hold_lease_waits_while_some_requests_fail(claimed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that waits for hours outlives a storage that does not answer for a moment."""
+    read = files.read_if_any
+    failures = iter([True, False, True, True])
+
+    def read_or_fail(fs: Any, path: str) -> bytes | None:
+        if answered and next(failures, False):
+            failed.append(path)
+            raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+        answered.append(path)
+        return read(fs, path)
+
+    answered: list[str] = []
+    failed: list[str] = []
+    write_holder(claimed)
+    monkeypatch.setattr(lease, "read_if_any", read_or_fail)
+    with hold_lease(claimed, period=LIVE_PERIOD):
+        assert len(failed) == 3
+    # Whether the storage works at all is not known before the first answer.
+    monkeypatch.setattr(lease, "read_if_any", functools.partial(fail_to_read, ConnectionResetError))
+    with pytest.raises(ConnectionResetError), hold_lease(claimed, period=LIVE_PERIOD):
+        pass
+
+
+def fail_to_read(kind: type[OSError], fs: Any, path: str) -> bytes | None:
+    raise kind(path)
+
+
+@pytest.mark.parametrize("kind", [ConnectionResetError, PermissionError])
+def test_hold_lease_stops_waiting_for_a_storage_that_stays_silent_or_refuses(
+    claimed: str, monkeypatch: pytest.MonkeyPatch, kind: type[OSError]
+) -> None:
+    read = files.read_if_any
+    calls: list[float] = []
+
+    def read_once(fs: Any, path: str) -> bytes | None:
+        calls.append(time.monotonic())
+        return read(fs, path) if len(calls) == 1 else fail_to_read(kind, fs, path)
+
+    write_holder(claimed, period=STEADY_PERIOD)
+    monkeypatch.setattr(lease, "read_if_any", read_once)
+    with pytest.raises(kind), hold_lease(claimed, period=PERIOD):
+        pass
+    if kind is PermissionError:
+        assert len(calls) == 2
+    else:
+        assert calls[-1] - calls[0] > MISSED_PERIODS * PERIOD
+
+
 @pytest.mark.parametrize("dead", [False, True])
 def test_hold_lease_admits_one_of_many_drivers_at_a_time(claimed: str, dead: bool) -> None:
     if dead:  # all of them find a dead holder at the same time
