@@ -1,7 +1,9 @@
 """The client of a Ray cluster's job API."""
 
+import ipaddress
 import logging
 import os
+import urllib.parse
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +63,23 @@ class _Client(JobSubmissionClient):
 
     def _do_request(self, method: str, endpoint: str, **options: Any) -> requests.Response:
         # Ray 2.60 passes further options to `requests.request`.
-        response: requests.Response = super()._do_request(method, endpoint, timeout=_ANSWER_SECONDS, **options)
+        options["timeout"] = _ANSWER_SECONDS
+        host = urllib.parse.urlsplit(self._address).hostname or ""
+        if is_this_machine(host):
+            # Otherwise the proxy of HTTP_PROXY would get the request, and with it the token, without encryption.
+            options["proxies"] = {"no_proxy": host}
+        response: requests.Response = super()._do_request(method, endpoint, **options)
         return response
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether requests to this host stay on this machine, if no proxy gets them."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name, whatever it resolves to today
 
 
 def connect(address: str) -> JobSubmissionClient:

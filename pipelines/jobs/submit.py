@@ -6,7 +6,6 @@ directory. Its results are in its storage, so submitting again resumes there.
 
 import contextlib
 import hashlib
-import ipaddress
 import re
 import shlex
 import tempfile
@@ -34,7 +33,7 @@ from pos2distill.node_pools import RAY_VARIABLES
 from pos2distill.secrets import looks_secret
 
 from .bundle import PROJECT, TAKEN, is_packed, pack, packed_files
-from .client import REQUEST_ERRORS, TOKENS, connect, reason_of
+from .client import REQUEST_ERRORS, TOKENS, connect, is_this_machine, reason_of
 from .follow import follow, report_end
 
 _STORAGE, _RECIPE = "pos2distill.storage", "pos2distill.recipe"  # in a job's metadata
@@ -185,20 +184,11 @@ def _check_address(address: str, *, allow_plain_http: bool) -> None:
         host, port = None, None
     if host is None or parts.scheme not in ("http", "https") or port == 0:
         raise UserError(f"--address: expected the dashboard's, for example http://127.0.0.1:8265, got {address}")
-    if parts.scheme == "http" and sends_ray_token() and not (_is_this_machine(host) or allow_plain_http):
+    if parts.scheme == "http" and sends_ray_token() and not (is_this_machine(host) or allow_plain_http):
         raise UserError(
             f"--address: {address} would receive the token of the cluster without encryption; use https://, a tunnel "
             f"(kubectl port-forward, ssh -L), or --allow-plain-http in a network that you trust"
         )
-
-
-def _is_this_machine(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False  # a name, whatever it resolves to today
 
 
 def _submit_once(
