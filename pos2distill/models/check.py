@@ -94,13 +94,14 @@ def check_weights_in(folder: str, model: ModelSection) -> None:
     _check(fs, folder, tensors, model, folder, MAX_VALUE_BYTES)
 
 
-def check_trainable(model: ModelSection, *, on_gpu: bool) -> None:
+def check_trainable(model: ModelSection, *, on_gpu: bool, gradient_checkpointing: bool = False) -> None:
     """Check that a model can be trained, from its config: that `load_model` will load it with `packed=True`.
 
     Of a hub name, its config is downloaded if it is not in the cache, without the weights.
 
     Args:
         on_gpu: whether it will be loaded on GPUs. Which attention these can compute is known only on them.
+        gradient_checkpointing: whether it will be trained with `runtime.trainers.gradient_checkpointing`.
     Raises:
         UserError: with the family, or the settings, that cannot be trained.
     """
@@ -117,6 +118,11 @@ def check_trainable(model: ModelSection, *, on_gpu: bool) -> None:
                 lm = empty_model(model, folder=folder, attention=PACKED[attention])
             reject_soft_caps(config, attention, model_name=model.path)
         reject_unpackable(lm, context=context_length(model, folder=folder), model_name=model.path)
+        if gradient_checkpointing and not lm.supports_gradient_checkpointing:
+            raise UserError(
+                f"{model.path}: models of the family {config.model_type} are trained without gradient checkpointing; "
+                f"set runtime.trainers.gradient_checkpointing=false"
+            )
 
 
 def check_engine_attention(model: ModelSection, *, on_gpu: bool) -> None:

@@ -141,11 +141,17 @@ _COPIED_FILES = (
 
 
 def copy_other_configs(model: ModelSection, folder: Path) -> None:
-    """Copy those configs of the base model that are not written with the weights and the tokenizer."""
+    """Copy those configs of the base model that are not written with the weights and the tokenizer.
+
+    Those that it lacks are removed: transformers 5.19 writes a generation_config.json with every model, and with an
+    empty one no end token of config.json would count.
+    """
     source = Path(local_folder(model, weights=False))
     for name in _COPIED_FILES:
         if (source / name).exists():
             shutil.copyfile(source / name, folder / name)
+        else:
+            (folder / name).unlink(missing_ok=True)
 
 
 def read_license(model: ModelSection) -> str | None:

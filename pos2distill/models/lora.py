@@ -70,6 +70,7 @@ def check_targets(model: ModelSection, lora: LoraSection) -> None:
 def adapters_off(lm: PreTrainedModel) -> Iterator[None]:
     """Within this context, the model computes as the one it was made of, without adapters."""
     layers = [module for module in lm.modules() if isinstance(module, BaseTunerLayer)]
+    in_training = [module for module in lm.modules() if module.training]
     lm.eval()
     for layer in layers:
         layer.enable_adapters(False)
@@ -78,7 +79,8 @@ def adapters_off(lm: PreTrainedModel) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.enable_adapters(True)
-        lm.train()
+        for module in in_training:
+            module.training = True
 
 
 def merge(

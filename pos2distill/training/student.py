@@ -119,7 +119,7 @@ def prepare_for_training(lm: PreTrainedModel, study: Study, trainers: TrainersSe
 
         add_adapters(lm, study.training.lora, seed=derive_seed(study.seed, "adapters"))
     else:
-        _freeze_other_modalities(lm)
+        _freeze_what_gets_no_gradient(lm)
     # transformers 5.19 uses gradient checkpointing in training mode only (`GradientCheckpointingLayer`).
     lm.train()
     turn_dropout_off(lm)
@@ -127,14 +127,18 @@ def prepare_for_training(lm: PreTrainedModel, study: Study, trainers: TrainersSe
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
-def _freeze_other_modalities(lm: PreTrainedModel) -> None:
-    """Freeze what no token passes through, such as the encoder of images: ZeRO-3 would decay its weights."""
+def _freeze_what_gets_no_gradient(lm: PreTrainedModel) -> None:
+    """Freeze weights that several ranks would only decay.
+
+    No token passes through some, such as the encoder of images. Others, the corrections of ERNIE's routers, choose
+    experts and are in no sum; transformers 5.19 freezes them itself, but not those that it loads.
+    """
     parts: tuple[Any, ...] = (lm.get_decoder(), lm.get_output_embeddings())  # type: ignore[no-untyped-call]
     trained: set[int] = set()
     for part in parts:
         trained |= {id(parameter) for parameter in part.parameters()}
-    for parameter in lm.parameters():
-        parameter.requires_grad_(id(parameter) in trained)
+    for name, parameter in lm.named_parameters():
+        parameter.requires_grad_(id(parameter) in trained and not name.endswith("e_score_correction_bias"))
 
 
 def trainable(lm: PreTrainedModel) -> dict[str, nn.Parameter]:
@@ -157,4 +161,12 @@ def plain_weights(
         from pos2distill.models.lora import merge
 
         weights, error = merge(weights, study.training.lora, dtypes)
-    return {name: weight.to(dtypes[name]) for name, weight in weights.items()}, error
+    plain: dict[str, Tensor] = {}
+    # Tied weights are one tensor, and must stay one: transformers 5.19 writes two tensors twice.
+    converted: dict[tuple[Any, ...], Tensor] = {}
+    for name, weight in weights.items():
+        key = (weight.data_ptr(), weight.shape, weight.stride(), dtypes[name])
+        if key not in converted:
+            converted[key] = weight.to(dtypes[name])
+        plain[name] = converted[key]
+    return plain, error

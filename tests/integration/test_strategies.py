@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -305,10 +306,13 @@ def test_zero3_in_bf16_keeps_the_frequencies_of_rope_exact(rope_recipe: Recipe, 
             torch.testing.assert_close(buffers[name], buffer, rtol=0, atol=0)
 
 
-def test_zero3_exports_the_dtypes_of_the_initial_model(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
+def test_zero3_exports_the_dtypes_of_the_initial_model(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, precision: str
+) -> None:
     """The corrections of DeepSeek's routers, in float32."""
     model = mixture_in_bfloat16("deepseek_v3", tmp_path / "initial")
-    training = {"precision": "bfloat16"}
+    training = {"precision": precision}
     recipe = make_recipe(model=model.model_dump(), method={"name": "seqkd"}, training=training)
     run_processes(export_by_zero3, 2, recipe, str(tmp_path))
     initial, exported = tensors_of(tmp_path / "initial"), tensors_of(tmp_path / "exported")
@@ -316,6 +320,7 @@ def test_zero3_exports_the_dtypes_of_the_initial_model(make_recipe: Callable[...
     for name, weight in initial.items():
         assert exported[name].dtype == weight.dtype
         assert torch.equal(exported[name], weight), name
+    assert json.loads((tmp_path / "exported" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
 def export_by_zero3(rank: int, recipe: Recipe, folder: str) -> None:

@@ -93,9 +93,12 @@ class Zero3Strategy:
             return 0.0
         # Moved, so that `plain_weights` can release what it merges.
         own = {name.removeprefix("lm."): weights.pop(name) for name in list(weights) if name.startswith("lm.")}
-        self.student.lm.config.dtype = torch_dtype(self.study.model.dtype)
         plain, error = plain_weights(own, self.study, self.dtypes)
-        self.student.lm.save_pretrained(folder, state_dict=plain)
+        lm = self.student.lm
+        lm.save_pretrained(folder, state_dict=plain)
+        # transformers 5.19 writes the dtype of the model's first weight, in which it was trained, to config.json.
+        lm.config.dtype = torch_dtype(self.study.model.dtype)
+        lm.config.save_pretrained(folder)
         return error
 
     def save_adapter(self, folder: Path) -> None:

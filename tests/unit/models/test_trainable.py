@@ -113,6 +113,18 @@ def test_check_trainable_rejects_attention_by_the_config_alone(
     check_trainable(chosen, on_gpu=True)  # where flash-attn may be installed
 
 
+def test_check_trainable_names_a_family_without_gradient_checkpointing(tmp_path: Path) -> None:
+    model = save_tiny("jetmoe", tmp_path)
+    with pytest.raises(UserError) as caught:
+        check_trainable(model, on_gpu=False, gradient_checkpointing=True)
+    assert str(caught.value) == (
+        f"{tmp_path}: models of the family jetmoe are trained without gradient checkpointing; set "
+        f"runtime.trainers.gradient_checkpointing=false"
+    )
+    check_trainable(model, on_gpu=False)
+    check_trainable(save_tiny("llama", tmp_path / "other"), on_gpu=False, gradient_checkpointing=True)
+
+
 def test_longest_with_fixed_rope_needs_no_limit_of_positions_without_rope() -> None:
     """Bloom's config names none."""
     assert longest_with_fixed_rope(BloomConfig()) is None

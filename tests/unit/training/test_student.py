@@ -1,6 +1,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -157,6 +158,35 @@ def test_prepare_for_training_freezes_the_encoder_of_images(make_recipe: Callabl
     assert all("vision_tower" in name or "multi_modal_projector" in name for name in frozen)
     assert not any("vision" in name or "projector" in name for name in trainable(lm))
     assert any("language_model" in name for name in trainable(lm))
+
+
+def test_prepare_for_training_freezes_corrections_of_routers(
+    make_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    """ERNIE's are parameters."""
+    recipe = make_recipe()
+    lm = load_model(save_tiny("ernie4_5_moe", tmp_path), packed=True)
+    prepare_for_training(lm, recipe.study, recipe.runtime.trainers)
+    frozen = {name for name, parameter in lm.named_parameters() if not parameter.requires_grad}
+    assert frozen == {"model.layers.1.mlp.gate.moe_statics.e_score_correction_bias"}
+
+
+def test_prepare_for_training_draws_no_experts_at_random(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    """PhiMoE's routers do in training mode, and get no gradient there."""
+    recipe = make_recipe(method={"name": "seqkd"})
+    model = save_tiny("phimoe", tmp_path)
+    initial, lm = (load_model(model, packed=True) for _ in range(2))
+    prepare_for_training(lm, recipe.study, recipe.runtime.trainers)
+    generator = np.random.default_rng(0)
+    prompts = [generator.integers(5, 60, 100).astype(np.int32) for _ in range(6)]
+    batch = collate(prompts, [prompt[:20] for prompt in prompts])
+    with torch.no_grad():
+        expected_TH = response_hidden_states(initial, batch)
+        assert torch.equal(response_hidden_states(lm, batch), expected_TH)
+    Student(lm, recipe.study)(batch, None).sum().backward()
+    routers = [parameter for name, parameter in lm.named_parameters() if "router" in name]
+    assert routers
+    assert all(router.grad is not None and router.grad.abs().max() > 0 for router in routers)
 
 
 @pytest.mark.parametrize("teacher_kind", ["hidden states", "top k"])
