@@ -144,7 +144,7 @@ def _show(template: TemplateSection, documents: Sequence[Document]) -> list[str]
     for number, document in enumerate(documents, start=1):
         title, text = document.title, document.text
         if template.json_strings:
-            title, text = json.dumps(title), json.dumps(text)
+            title, text = (json.dumps(part, ensure_ascii=False) for part in (title, text))
         separator = template.separator if number < len(documents) else ""
         shown.append(_fill(template.document, number=str(number), title=title, text=text) + separator)
     return shown

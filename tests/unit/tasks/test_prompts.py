@@ -1,3 +1,4 @@
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,11 +41,13 @@ def search_result(document: Document, number: int) -> str:
     return f"Document [{number}](Title: {document.title}) {document.text}\n"
 
 
+json_string = functools.partial(json.dumps, ensure_ascii=False)
+
 SHOWN = {
     "qa": search_result,
     "coc": search_result,
     "reasoning": search_result,
-    "kv": lambda document, number: f"{json.dumps(document.title)}: {json.dumps(document.text)}",
+    "kv": lambda document, number: f"{json_string(document.title)}: {json_string(document.text)}",
     "plain": lambda document, number: f"Title: {document.title}\n{document.text}\n",
 }
 
@@ -236,6 +239,15 @@ def test_prompt_builder_of_an_own_template(tiny_model_path: str, template: Templ
     assert render(builder, 1, documents=2) == f"<s>{expected}<|assistant|>"
 
 
+def test_prompt_builder_shows_json_strings_in_the_letters_of_their_language(tiny_model_path: str) -> None:
+    """As escape codes, a title would not be the key that the question names, nor a text the answer."""
+    example = replace(EXAMPLE, documents=(Document('Zürich "HB"', "Größe 中文", 0), Document("Owl", "17")))
+    text = render(build_own(tiny_model_path, IN_SYSTEM), 0, documents=2, example=example)
+    assert '"Größe 中文" | "17"' in text
+    key_value = PromptBuilder(load_tokenizer(ModelSection(path=tiny_model_path)), "kv", max_length=4096, reserve=8)
+    assert '{"Zürich \\"HB\\"": "Größe 中文",\n "Owl": "17"}' in render(key_value, 0, documents=2, example=example)
+
+
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
@@ -276,7 +288,7 @@ def test_prompt_builder_locates_the_documents_of_an_own_template(
     order = [EXAMPLE.documents[1], EXAMPLE.documents[0], EXAMPLE.documents[2]]
     for slot, document in enumerate(order):
         text = str(builder.tokenizer.decode(ids[part_L == slot]))
-        shown = json.dumps(document.text) if template.json_strings else document.text
+        shown = json_string(document.text) if template.json_strings else document.text
         assert shown in text
         first = f"[{slot + 1}]" if template is SYSTEM_AND_USER else shown[0]
         assert text.startswith(first)
