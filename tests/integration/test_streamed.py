@@ -290,7 +290,7 @@ def test_distill_saves_in_the_middle_of_a_long_step_at_a_notice_of_30_seconds(
         assert sorted(trainers_nodes(state)) == sorted([stays.node_id, lost.node_id])
         assert not saved_states(recipe)
         notice = time.monotonic()
-        lost.give_notice(head, seconds=30)  # a command that itself takes seconds
+        lost.give_notice(head, seconds=30)
         driver.wait_for(lambda: saved_states(recipe))
         saved_s = time.monotonic() - notice
         step = json.loads(saved_states(recipe)[0].read_text())["step"]

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import psutil
 from ray._private.state import GlobalState
-from ray._raylet import GcsClientOptions  # type: ignore[attr-defined]  # compiled
+from ray._raylet import GcsClient, GcsClientOptions  # type: ignore[attr-defined]  # compiled
+from ray.core.generated import autoscaler_pb2
 
 # What the tests' own Ray session leaves behind must not reach another Ray, nor what runs on it.
 _OWN = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_JOB_CONFIG_JSON_ENV_VAR")
@@ -50,16 +51,14 @@ class Node:
         kill_tree(self.pid)
 
     def give_notice(self, head: Head, seconds: int) -> None:
-        """Tell Ray, as a cloud's handler for spot machines does, that the node will be taken away."""
-        notice = ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=a test", f"--node-id={self.node_id}"]
-        ray = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", f"--address={head.address}"]
-        subprocess.run(
-            [*ray, *notice, f"--deadline-remaining-seconds={seconds}"],
-            env=head.environment,
-            check=True,
-            capture_output=True,
-            timeout=60,
-        )
+        """Tell Ray, as a cloud's handler for spot machines does, that the node will be taken away.
+
+        In this process: `ray drain-node`, which calls the same, takes seconds to start.
+        """
+        deadline_ms = (time.time_ns() // 1_000_000) + 1000 * seconds
+        reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+        is_accepted, why_not = GcsClient(head.address).drain_node(self.node_id, reason, "a test", deadline_ms)
+        assert is_accepted, why_not
 
 
 def clean_environment(**variables: str) -> dict[str, str]:
