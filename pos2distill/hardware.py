@@ -1,6 +1,8 @@
 """What this machine's processor can do, how many CPUs and GPUs it has, and how much memory this process has taken."""
 
+import gc
 import itertools
+import math
 import os
 import platform
 import re
@@ -24,13 +26,21 @@ _CPU_INFO = Path("/proc/cpuinfo")
 _OWN_STATUS = Path("/proc/self/status")
 """Linux's description of this process."""
 
+_CGROUP = Path("/sys/fs/cgroup")
+"""Linux's limits of this process's container."""
+
 
 def visible_gpus(devices: Path = Path("/dev")) -> int:
     """How many NVIDIA GPUs this process may use: those with a device file, as far as CUDA_VISIBLE_DEVICES names them.
 
     No library is asked: that would take seconds, and memory on the GPU. A container has the files of its own GPUs only.
+    In WSL2, where one file stands for all GPUs of Windows, torch counts those that it can use.
     """
     found = sum(re.fullmatch(r"nvidia\d+", path.name) is not None for path in devices.glob("nvidia*"))
+    if not found and (devices / "dxg").exists():
+        import torch
+
+        return torch.cuda.device_count()
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return found
@@ -68,9 +78,49 @@ def peak_memory_gib(device: str) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * bytes_of_unit / 2**30
 
 
+def release_gpu_memory() -> None:
+    """Return the memory that torch's allocator keeps for later tensors, so that other processes can use the GPU.
+
+    vLLM 0.32, whose engine is a process of its own, does not start with less free memory than it is set to use.
+    """
+    torch = sys.modules.get("torch")
+    # A process that never used a GPU must not import torch or start CUDA for this.
+    if torch is None or not torch.cuda.is_initialized():
+        return
+    gc.collect()  # models in reference cycles hold their tensors until then
+    torch.cuda.empty_cache()
+
+
+def available_cpus(cgroup: Path = _CGROUP) -> int:
+    """How many CPUs this process may use: those of its affinity, but no more than its container's quota, rounded up.
+
+    Args:
+        cgroup: Linux's limits of the container. Docker's `--cpus` and a limit of Kubernetes set the quota.
+    """
+    cpus = len(os.sched_getaffinity(0))
+    quota = _cpu_quota(cgroup)
+    return cpus if quota is None else min(cpus, math.ceil(quota))
+
+
+def _cpu_quota(cgroup: Path) -> float | None:
+    """How many CPUs a container may use on average; None: no limit."""
+    both = cgroup / "cpu.max"  # cgroup version 2
+    quota_file, period_file = cgroup / "cpu" / "cpu.cfs_quota_us", cgroup / "cpu" / "cpu.cfs_period_us"  # version 1
+    if both.exists():
+        quota, period = both.read_text().split()
+    elif quota_file.exists():
+        quota, period = quota_file.read_text().strip(), period_file.read_text()
+    else:
+        return None
+    # What versions 2 and 1 have without a limit.
+    if quota in ("max", "-1"):
+        return None
+    return int(quota) / int(period)
+
+
 def local_cpus() -> int:
     """The logical CPUs that Ray is started with on this machine."""
-    return max(_MIN_LOCAL_CPUS, os.cpu_count() or 1)
+    return max(_MIN_LOCAL_CPUS, available_cpus())
 
 
 def describe_hardware(cpu_info: Path = _CPU_INFO) -> str:

@@ -36,4 +36,8 @@ def locked(path: Path) -> Iterator[None]:
     """
     with path.open("w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        try:
+            yield
+        finally:
+            # Closing the file is not enough: a process that was forked meanwhile would keep the lock.
+            fcntl.flock(file, fcntl.LOCK_UN)

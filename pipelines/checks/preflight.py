@@ -183,7 +183,8 @@ def check_model(run: PendingRun) -> None:
     for on_gpu in {pool.gpus > 0 for pool in pools}:
         from pos2distill.models.check import check_trainable
 
-        check_trainable(run.study.model, on_gpu=on_gpu)
+        checkpoints_activations = run.trains and runtime.trainers.gradient_checkpointing
+        check_trainable(run.study.model, on_gpu=on_gpu, gradient_checkpointing=checkpoints_activations)
     # In float32, it rounds nothing.
     if run.trains and runtime.trainers.strategy == "zero3" and run.study.training.precision == "bfloat16":
         from pos2distill.models.check import check_sharded

@@ -18,6 +18,7 @@ import pydantic
 
 from pos2distill.config import PoolSection, Runtime
 from pos2distill.errors import CorruptPart, TransientError, warn
+from pos2distill.hardware import release_gpu_memory
 from pos2distill.literal_paths import download
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.sampling.blocks import batches_of
@@ -105,6 +106,7 @@ class LocalExecutor:
                     raise TransientError(f"{error}; run the same command again to continue") from None
             finally:
                 session.close()
+                release_gpu_memory()
         raise AssertionError("the last restart returns or raises")
 
 
@@ -151,12 +153,18 @@ class _OperatorChain:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._close_functions()
+        self.events.close()
+        release_gpu_memory()
+
+    def _close_functions(self) -> None:
+        """Close what the operators created, and drop it with the models that it holds."""
         for function in self.functions:
             # Only actors hold resources; the functions of stateless operators have no `close`.
             close = getattr(function, "close", None)
             if close is not None:
                 close()
-        self.events.close()
+        self.functions.clear()
 
     def __call__(self, block: pa.Table) -> pa.Table:
         if not self.functions:

@@ -22,6 +22,7 @@ from pos2distill.records import sample_id_array
 from pos2distill.sampling.blocks import sampling_blocks
 from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.failure_guard import FAILED, FailureGuard, describe_failures
+from pos2distill.sampling.gpu_lock import gpu_start_lock
 from pos2distill.sampling.operators import (
     ActorOperator,
     Operator,
@@ -232,7 +233,8 @@ def _create_teacher(base: ModelSection, alignment: Alignment, pool: PoolSection)
     # Imported in the actor: it loads torch and transformers.
     from pos2distill.sampling.teacher_encoder import TeacherEncoder
 
-    return TeacherEncoder(base, alignment=alignment, threads=pool.threads, device=pool.device)
+    with gpu_start_lock(pool.gpus):
+        return TeacherEncoder(base, alignment=alignment, threads=pool.threads, device=pool.device)
 
 
 def _selection(stage: Stage, store: SampleStore) -> Selection:

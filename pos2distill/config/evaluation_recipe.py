@@ -1,6 +1,5 @@
 """The recipe of one evaluation, from a model and a data file instead of a YAML file."""
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import PurePosixPath
@@ -53,7 +52,7 @@ def evaluation_recipe(
     else:
         engine, dtype = "hf", "auto"
         # Smaller batches than the default show progress earlier, where a batch takes a minute.
-        samplers = {"batch_size": 8, "threads": len(os.sched_getaffinity(0))}
+        samplers = {"batch_size": 8, "threads": hardware.available_cpus()}
     raw: dict[str, Any] = {
         "name": _name(model, data),
         "description": f"Accuracy by slot of {model} on {data}.",

@@ -17,6 +17,7 @@ from pos2distill.records import RESPONSE_SCHEMA
 from pos2distill.sampling.consensus import most_consistent
 from pos2distill.sampling.engines import build_engine
 from pos2distill.sampling.engines.protocol import Failure, GenerationResult, SamplingParams, TextCompletion
+from pos2distill.sampling.gpu_lock import gpu_start_lock
 from pos2distill.sampling.postprocess import ProcessedResponse, process_text, response_processor
 from pos2distill.tasks.thoughts import without_thought
 
@@ -63,7 +64,8 @@ class GenerationOperator:
             self.params = replace(params, stop_ids=tuple(stop_token_ids(study.model, tokenizer)))
             self.process = response_processor(study, tokenizer)
         pool = runtime.samplers
-        self.engine = build_engine(model, study.inference, runtime, threads=pool.threads, device=pool.device)
+        with gpu_start_lock(pool.gpus):
+            self.engine = build_engine(model, study.inference, runtime, threads=pool.threads, device=pool.device)
         # An actor may be dropped at any time; vLLM's own processes must not outlive it.
         self.close = weakref.finalize(self, self.engine.shutdown)
 

@@ -35,7 +35,8 @@ class FakeServer:
     """Answers every prompt with `answer(prompt)`; fails requests with `fault_probability`, before or after answering.
 
     answered: how often each prompt was answered with success, as the server sees it. faults: by kind.
-    key: if set, other keys are refused. context: prompts are silently cut to so many words.
+    key: if set, other keys are refused. names: if set, other names of models are unknown.
+    context: prompts are silently cut to so many words.
     counts_tokens: whether answers report their usage. max_model_len: the context that the list of models names.
     models_body: what is answered instead of the list of models, and its type.
     instead: the status and the body that a prompt is answered with instead; None: as others.
@@ -46,6 +47,7 @@ class FakeServer:
     fault_probability: float = 0.0
     kinds: tuple[str, ...] = FAULTS
     key: str | None = None
+    names: tuple[str, ...] | None = None
     context: int | None = None
     lists_models: bool = True
     counts_tokens: bool = True
@@ -92,8 +94,9 @@ class FakeServer:
         return await self._respond(request, body, body["prompt"])
 
     async def _respond(self, request: web.Request, body: dict[str, Any], prompt: Any) -> web.StreamResponse:
-        if self._refuses(request):
-            return web.json_response({"error": {"message": "wrong key"}}, status=401)
+        refusal = self._refusal(request, body)
+        if refusal is not None:
+            return refusal
         self.bodies.append(body)
         self.starts.append(asyncio.get_running_loop().time())
         self.running += 1
@@ -141,6 +144,13 @@ class FakeServer:
             choice["text"] = text
         response = {"id": "1", "object": "x", "created": 0, "model": "tiny", "choices": [choice]}
         return response | {"usage": usage} if self.counts_tokens else response
+
+    def _refusal(self, request: web.Request, body: dict[str, Any]) -> web.Response | None:
+        if self._refuses(request):
+            return web.json_response({"error": {"message": "wrong key"}}, status=401)
+        if self.names is not None and body["model"] not in self.names:
+            return web.json_response({"error": {"message": "no such model"}}, status=404)
+        return None
 
     def _refuses(self, request: web.Request) -> bool:
         return self.key is not None and request.headers.get("Authorization") != f"Bearer {self.key}"

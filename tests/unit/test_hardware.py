@@ -7,7 +7,16 @@ import pytest
 
 from pos2distill import hardware
 from pos2distill.config.load import load_recipe
-from pos2distill.hardware import cpu_is_faster_in_bfloat16, describe_hardware, peak_memory_gib, visible_gpus
+from pos2distill.hardware import (
+    available_cpus,
+    cpu_is_faster_in_bfloat16,
+    describe_hardware,
+    local_cpus,
+    peak_memory_gib,
+    release_gpu_memory,
+    torch_has_gpu,
+    visible_gpus,
+)
 
 
 def make_cpu_info(folder: Path, line: str) -> Path:
@@ -77,6 +86,47 @@ def test_visible_gpus_counts_device_files(
     assert visible_gpus(tmp_path) == expected
 
 
+@pytest.mark.parametrize(("counted", "has_gpu"), [(1, True), (0, False)])
+def test_torch_has_gpu_asks_torch_in_wsl2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: int, has_gpu: bool
+) -> None:
+    """It has one device file for all GPUs of Windows."""
+    (tmp_path / "dxg").touch()
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: visible_gpus(tmp_path))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: counted)
+    assert hardware.visible_gpus() == counted
+    assert torch_has_gpu() is has_gpu
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 96),
+        ({"cpu.max": "max 100000\n"}, 96),
+        ({"cpu.max": "400000 100000\n"}, 4),
+        ({"cpu.max": "150000 100000\n"}, 2),
+        ({"cpu.max": "5000 100000\n"}, 1),
+        ({"cpu.max": "20000000 100000\n"}, 96),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 96),
+        ({"cpu/cpu.cfs_quota_us": "350000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
+    ],
+)
+def test_available_cpus_respects_the_quota_of_a_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(96)))
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert available_cpus(tmp_path) == expected
+
+
+@pytest.mark.parametrize(("available", "expected"), [(1, 6), (96, 96)])
+def test_local_cpus_are_at_least_six(monkeypatch: pytest.MonkeyPatch, available: int, expected: int) -> None:
+    monkeypatch.setattr(hardware, "available_cpus", lambda: available)
+    assert local_cpus() == expected
+
+
 def test_peak_memory_gib_stays_after_memory_is_freed() -> None:
     """Of the process itself: it is not that of the process which started it."""
     code = """
@@ -94,6 +144,25 @@ print(before, during, peak_memory_gib("cpu"))
     assert before < 0.5
     assert during - before == pytest.approx(300 / 1024, abs=0.03)
     assert after == pytest.approx(during, abs=0.03)
+
+
+@pytest.mark.parametrize(("initialized", "calls"), [(False, 0), (True, 1)])
+def test_release_gpu_memory_starts_no_cuda(monkeypatch: pytest.MonkeyPatch, initialized: bool, calls: int) -> None:
+    emptied: list[bool] = []
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: initialized)
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: emptied.append(True))
+    release_gpu_memory()
+    assert len(emptied) == calls
+
+
+def test_release_gpu_memory_imports_no_torch() -> None:
+    code = """
+import sys
+from pos2distill.hardware import release_gpu_memory
+release_gpu_memory()
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("status", [None, "Name:\tpython\nno colon\n"])

@@ -1,3 +1,4 @@
+import fcntl
 import os
 import stat
 import tempfile
@@ -6,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pos2distill.errors import UserError
-from pos2distill.scratch import user_folder
+from pos2distill.scratch import locked, user_folder
 
 
 @pytest.fixture(autouse=True)
@@ -40,3 +41,21 @@ def test_user_folder_rejects_a_folder_of_another_user(tmp_path: Path, monkeypatc
     monkeypatch.setattr(os, "getuid", lambda: user + 1)
     with pytest.raises(UserError, match="expected a folder that only you can use"):
         user_folder("models")
+
+
+def test_locked_is_released_though_a_forked_process_still_runs(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    reader, writer = os.pipe()
+    with locked(path):
+        child = os.fork()
+        if not child:
+            os.close(writer)
+            os.read(reader, 1)  # returns once the parent closes its end
+            os._exit(0)
+    try:
+        with path.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(writer)
+        os.close(reader)
+        os.waitpid(child, 0)

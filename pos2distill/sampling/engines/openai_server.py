@@ -1,6 +1,7 @@
 """What a server with OpenAI's API says of itself before a run: whether it answers, takes the key and has the model."""
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ from pos2distill.sampling.engines.protocol import engine_error_text
 
 # For each request of a check: a wrong address is reported within 20 s.
 _CHECK_TIMEOUT_SECONDS = 8.0
+# With HTTP 400, OpenRouter says "NAME is not a valid model ID", and LiteLLM "Invalid model name passed in model=NAME".
+_UNKNOWN_MODEL = re.compile(r"not a valid model|invalid model name", re.IGNORECASE)
 
 
 def read_api_key(settings: EndpointSection) -> str:
@@ -32,7 +35,9 @@ def read_api_key(settings: EndpointSection) -> str:
 def check_endpoint(model: ModelSection, settings: EndpointSection) -> None:
     """Ask the server for its models, so that a wrong address, key or name is an error before anything starts.
 
-    A server that does not list its models is not checked.
+    A name that is not listed may be right: of OpenRouter's `MODEL:nitro`, Azure's deployments and LiteLLM's wildcards,
+    only the model is listed, or nothing. Then the server must answer a request with this name. A server that lists no
+    models is not checked.
 
     Raises:
         UserError: the check failed; names the setting.
@@ -46,7 +51,7 @@ def check_endpoint(model: ModelSection, settings: EndpointSection) -> None:
         raise _refused_key(settings, error) from None
     except openai.InternalServerError:
         # Not yet an error: `transformers serve` 5.19 cannot list models on a machine without a cache of the hub's.
-        _require_answer(model, settings)
+        _require_answer(model, settings, _no_model_or_api(model, settings))
         return
     except openai.NotFoundError:
         # Some servers list no models, but the address of most APIs ends in a version.
@@ -60,7 +65,7 @@ def check_endpoint(model: ModelSection, settings: EndpointSection) -> None:
         return
     name = name_at_server(model, settings)
     if served and _find(name, served) is None:
-        raise _unknown_model(model, settings, did_you_mean(name, list(served)))
+        _require_answer(model, settings, _unknown_model(model, settings, did_you_mean(name, list(served))))
 
 
 def served_context(model: ModelSection, settings: EndpointSection) -> int | None:
@@ -92,9 +97,11 @@ def context_length(served: Mapping[str, Any]) -> int | None:
     return length if isinstance(length, int) and length > 0 else None
 
 
-def _require_answer(model: ModelSection, settings: EndpointSection) -> None:
+def _require_answer(model: ModelSection, settings: EndpointSection, unknown: UserError) -> None:
     """Ask for one token. A server that does not answer within the check's time limit passes, since it is working.
 
+    Args:
+        unknown: raised if the server does not know the model.
     Raises:
         UserError: the server fails, or refuses the key or the model.
     """
@@ -113,12 +120,20 @@ def _require_answer(model: ModelSection, settings: EndpointSection) -> None:
         except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
             raise _refused_key(settings, error) from None
         except openai.NotFoundError:
-            raise UserError(
-                f"{settings.base_url}: HTTP 404: the server has no model {name!r} ({_model_setting(settings)}) or "
-                f"does not offer {model.api} (model.api)"
-            ) from None
+            raise unknown from None
+        except openai.BadRequestError as error:
+            if error.code == "model_not_found" or _UNKNOWN_MODEL.search(error.message):
+                raise unknown from None
         except openai.APIError:  # the first prompt will report it
             return
+
+
+def _no_model_or_api(model: ModelSection, settings: EndpointSection) -> UserError:
+    name = name_at_server(model, settings)
+    return UserError(
+        f"{settings.base_url}: the server has no model {name!r} ({_model_setting(settings)}) or does not offer "
+        f"{model.api} (model.api)"
+    )
 
 
 def _refused_key(settings: EndpointSection, error: openai.APIStatusError) -> UserError:

@@ -114,13 +114,7 @@ class VllmEngine:
             engine = AsyncLLM.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
         except RuntimeError as error:
             # Only the log of the engine's process holds the reason.
-            larger = "runtime.vllm.cpu_kv_cache_gib" if device == "cpu" else "runtime.vllm.gpu_memory_utilization"
-            given = "correct model.engine_args; or, " if model.engine_args else ""
-            raise MachineError(
-                f"vLLM could not start; {given}if its cache is too small for one prompt of the whole context "
-                f"({context_length(model)} tokens), lower model.max_length or raise {larger}; POS2DISTILL_DEBUG=1 "
-                f"shows its log"
-            ) from error
+            raise MachineError(_start_error(model, device)) from error
         except ValueError as error:
             hint = "; correct model.engine_args" if model.engine_args else ""
             raise UserError(f"{model.path}: vLLM rejects these settings ({_reason(error)}){hint}") from error
@@ -264,6 +258,19 @@ class VllmEngine:
             # In a thread, since this one may run another loop, as a notebook's does.
             with ThreadPoolExecutor(1) as thread:
                 thread.submit(self._loop.run_until_complete, asyncio.sleep(0)).result()
+
+
+def _start_error(model: ModelSection, device: str) -> str:
+    """What to do about an engine that does not start: the usual reasons, since vLLM's error does not name its own."""
+    memory = "runtime.vllm.cpu_kv_cache_gib" if device == "cpu" else "runtime.vllm.gpu_memory_utilization"
+    engine_args = "correct model.engine_args; or, " if model.engine_args else ""
+    # vLLM 0.32 raises if less memory is free than it is set to use.
+    neighbors = "" if device == "cpu" else f"; if another process uses memory of the GPU, lower {memory}"
+    return (
+        f"vLLM could not start; {engine_args}if its cache is too small for one prompt of the whole context "
+        f"({context_length(model)} tokens), lower model.max_length or raise {memory}{neighbors}; POS2DISTILL_DEBUG=1 "
+        f"shows its log"
+    )
 
 
 def _reason(error: ValueError) -> str:

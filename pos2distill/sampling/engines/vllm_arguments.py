@@ -12,6 +12,7 @@ from pos2distill.errors import UserError, did_you_mean_one
 from pos2distill.models.architecture import context_length
 from pos2distill.models.downloaded import checked_folder
 from pos2distill.models.rope.curves import CONFIG_KEY
+from pos2distill.models.stored_tensors import INDEX
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -40,6 +41,7 @@ _OF_OTHER_MODELS = (
     "tokenizer_revision",
     "weight_transfer_config",
 )
+_MISTRAL_COPIES = "consolidated*.safetensors"  # Mistral's own copy of the weights
 _OF_OTHER_CODE = ("io_processor_plugin", "logits_processors", "reasoning_parser_plugin", "scheduler_cls", "worker_cls")
 _OF_SERVERS = ("max_num_queued_reqs", "max_num_queued_tokens")
 _OF_SEVERAL_NODES = ("nnodes", "node_rank", "master_addr", "master_port")
@@ -62,12 +64,15 @@ def engine_arguments(
     """The arguments with which the engine is built.
 
     Raises:
+        UserError: if vLLM would read other weights than those of the model.
         ValueError: if vLLM rejects one of `model.engine_args`.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
 
+    folder = checked_folder(model)
+    _reject_unindexed_copy(model, Path(folder))
     return AsyncEngineArgs(
-        model=checked_folder(model),
+        model=folder,
         **_determined_arguments(model, settings, scales, device=device),
         # A copy, since vLLM changes nested arguments in place.
         **copy.deepcopy(dict(model.engine_args)),
@@ -92,10 +97,10 @@ def check_engine_args(model: ModelSection, settings: VllmSection, *, device: str
         for section, fields in (("model", ModelSection.model_fields), ("runtime.vllm", VllmSection.model_fields)):
             if name in fields:
                 raise UserError(f"{field}: is {section}.{name}; set that")
-        if name in determined:
-            raise UserError(f"{field}: sampling depends on our value of it; leave it out")
         if name in _REASONS:
             raise UserError(f"{field}: {_REASONS[name]}")
+        if name in determined:
+            raise UserError(f"{field}: sampling depends on our value of it; leave it out")
         if name.endswith("_parallel_size") or name.startswith("data_parallel") or name in _OF_SEVERAL_NODES:
             raise UserError(
                 f"{field}: an engine is divided by runtime.vllm.tensor_parallel_size alone; for more engines set "
@@ -125,6 +130,19 @@ def argument_names() -> set[str]:
     }
 
 
+def _reject_unindexed_copy(model: ModelSection, folder: Path) -> None:
+    """Raise if Mistral's own copy of the weights is beside a model without an index.
+
+    vLLM 0.32 reads the files that the index names; without an index it reads all, so it would mix the two.
+    """
+    copies = sorted(path.name for path in folder.glob(_MISTRAL_COPIES))
+    if copies and not (folder / INDEX).exists():
+        raise UserError(
+            f"{model.path}: holds {copies[0]} and no {INDEX}, so vLLM would read both copies of the weights; move "
+            f"{copies[0]} to another folder, or set model.engine to hf"
+        )
+
+
 def _determined_arguments(
     model: ModelSection, settings: VllmSection, scales: Sequence[float], *, device: str
 ) -> dict[str, Any]:
@@ -132,6 +150,10 @@ def _determined_arguments(
     arguments: dict[str, Any] = {
         "hf_overrides": {CONFIG_KEY: list(scales)} if scales else {},
         "worker_extension_cls": "pos2distill.sampling.engines.vllm_worker.RopeScales",
+        # By default vLLM 0.32 prefers Mistral's own copy of the weights and the config (consolidated.safetensors,
+        # params.json), which is not checked, and keeps its values where the model was trained in its folder.
+        "config_format": "hf",
+        "load_format": "hf",
         "dtype": model.dtype,
         "max_model_len": context_length(model),
         "trust_remote_code": model.trust_remote_code,

@@ -22,7 +22,7 @@ from pos2distill.sampling.engines import build_engine
 from pos2distill.sampling.engines.fake import FakeEngine
 from pos2distill.sampling.engines.hf import HfEngine, SeededGumbel, group_by_length, group_by_rope
 from pos2distill.sampling.engines.protocol import Completion, Engine, EngineDied, Failure, SamplingParams
-from pos2distill.sampling.engines.vllm import VllmClasses, VllmEngine, _reason
+from pos2distill.sampling.engines.vllm import VllmClasses, VllmEngine, _reason, _start_error
 from scripts.model_families import save_tiny
 from tests.support.engines import hf_engine
 
@@ -540,6 +540,12 @@ def test_vllm_engine_that_finishes_no_answer_counts_as_dead(prompts: list[Tokens
     results = run_without_waiting(two_calls(slow_vllm_engine(stuck=1)))
     message = "vLLM finished no answer in 0.02 minutes (runtime.vllm.stall_minutes; raise it if answers take longer)"
     assert [(type(result), str(result)) for result in results] == [(EngineDied, message)] * 2
+
+
+def test_start_error_names_processes_that_share_a_gpu(model: ModelSection) -> None:
+    shared = "; if another process uses memory of the GPU, lower runtime.vllm.gpu_memory_utilization; POS2DISTILL_DEBUG"
+    assert shared in _start_error(model, "cuda")
+    assert "gpu_memory_utilization" not in _start_error(model, "cpu")
 
 
 def test_reason_is_what_vllm_says_of_its_settings() -> None:

@@ -1,6 +1,7 @@
 """The checks of a server with OpenAI's API against a server on loopback that has no model."""
 
 import socket
+from contextlib import nullcontext
 
 import pytest
 from aiohttp import web
@@ -92,7 +93,7 @@ class Refuses(CannotList):
     [
         (401, r"refuses the key in OPENAI_API_KEY \(HTTP 401\) \(runtime\.endpoint\.api_key_env\)"),
         (403, r"refuses the key in OPENAI_API_KEY \(HTTP 403\) \(runtime\.endpoint\.api_key_env\)"),
-        (404, r": HTTP 404: the server has no model 'tiny' \(model\.path\) or does not offer chat \(model\.api\)$"),
+        (404, r": the server has no model 'tiny' \(model\.path\) or does not offer chat \(model\.api\)$"),
     ],
 )
 def test_check_endpoint_rejects_a_key_or_model_by_the_answer(status: int, message: str) -> None:
@@ -128,7 +129,7 @@ def test_check_endpoint_gives_a_silent_server_up(monkeypatch: pytest.MonkeyPatch
 
 def test_check_endpoint_reads_a_list_without_an_object_around_it() -> None:
     listed = '[{"id": "tiny", "max_model_len": 90}, {"id": 3}, 4]'
-    with serve(FakeServer(models_body=(listed, "application/json"))) as server:
+    with serve(FakeServer(models_body=(listed, "application/json"), names=("tiny",))) as server:
         settings = EndpointSection(base_url=server.url)
         check_endpoint(CHAT, settings)
         assert served_context(CHAT, settings) == 90
@@ -152,7 +153,7 @@ def test_served_context_prefers_the_exact_name() -> None:
 
 
 def test_check_endpoint_finds_the_model() -> None:
-    with serve(FakeServer()) as server:
+    with serve(FakeServer(names=("tiny",))) as server:
         settings = EndpointSection(base_url=server.url)
         check_endpoint(CHAT, settings)
         check_endpoint(CHAT.model_copy(update={"path": "x"}), settings.model_copy(update={"served_model": "tiny"}))
@@ -160,6 +161,35 @@ def test_check_endpoint_finds_the_model() -> None:
             check_endpoint(CHAT.model_copy(update={"path": "tiny2"}), settings)
     with serve(FakeServer(lists_models=False)) as server:
         check_endpoint(CHAT.model_copy(update={"path": "tiny2"}), EndpointSection(base_url=server.url))
+
+
+@pytest.mark.parametrize("model", [CHAT, COMPLETIONS])
+def test_check_endpoint_passes_a_name_that_is_not_listed_but_answers(model: ModelSection) -> None:
+    """Such as OpenRouter's `MODEL:nitro` and Azure's deployments."""
+    with serve(FakeServer(names=("tiny", "tiny:nitro"))) as server:
+        check_endpoint(model, EndpointSection(base_url=server.url, served_model="tiny:nitro"))
+    (body,) = server.bodies
+    assert (body["model"], body["max_tokens"]) == ("tiny:nitro", 1)
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "known"),
+    [
+        (404, {"message": "no such deployment"}, False),
+        (400, {"message": "no", "code": "model_not_found"}, False),
+        (400, {"message": "tiny2 is not a valid model ID", "code": 400}, False),
+        (400, {"message": "Invalid model name passed in model=tiny2", "code": "400"}, False),
+        (400, {"message": "Unsupported parameter: 'max_tokens'", "code": "unsupported_parameter"}, True),
+        (429, {"message": "too many"}, True),
+    ],
+)
+def test_check_endpoint_asks_for_a_name_that_is_not_listed(status: int, error: dict[str, object], known: bool) -> None:
+    with serve(FakeServer(instead=lambda _: (status, {"error": error}))) as server:
+        settings = EndpointSection(base_url=server.url, served_model="tiny2")
+        expected = pytest.raises(UserError, match=r"serves no model 'tiny2' \(.*\); did you mean 'tiny'\?$")
+        with nullcontext() if known else expected:
+            check_endpoint(CHAT, settings)
+        assert len(server.bodies) == 1
 
 
 def test_check_endpoint_rejects_an_address_without_a_server() -> None:

@@ -1,4 +1,7 @@
 import dataclasses
+import json
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +44,28 @@ def test_engine_arguments_have_what_settings_and_the_user_give(tiny_model_path: 
     assert (arguments.max_num_seqs, arguments.dtype, arguments.enable_chunked_prefill) == (7, "float32", False)
     assert model.engine_args["compilation_config"] == {"mode": 0}
     assert arguments.language_model_only  # without it, vLLM 0.32 refuses multimodal models that have no tokenizer
+
+
+def test_engine_arguments_keep_vllm_from_mistrals_copy_of_the_weights(tiny_model_path: str, tmp_path: Path) -> None:
+    """vLLM's default prefers it, even if the model has been trained in its folder since."""
+    from vllm.config.load import LoadConfig
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+    from vllm.transformers_utils.config import get_config
+
+    model = model_with(str(shutil.copytree(tiny_model_path, tmp_path, dirs_exist_ok=True)), {})
+    (tmp_path / "consolidated.safetensors").write_bytes(b"old")
+    (tmp_path / "params.json").write_text('{"max_position_embeddings": 77}')
+    message = r": holds consolidated.safetensors and no model.safetensors.index.json, .*; move consolidated.safetensors"
+    with pytest.raises(UserError, match=message):
+        engine_arguments(model, VllmSection(), (), device="cuda")
+    index = {"weight_map": {"lm_head.weight": "model.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    arguments = engine_arguments(model, VllmSection(), (), device="cuda")
+    loader = DefaultModelLoader(LoadConfig(load_format=arguments.load_format))
+    _, files, _, _ = loader._prepare_weights(arguments.model, None, None, True, None)
+    assert [Path(file).name for file in files] == ["model.safetensors"]
+    config = get_config(arguments.model, False, config_format=arguments.config_format)
+    assert config.max_position_embeddings == 512
 
 
 @pytest.mark.parametrize("trusted", [False, True])

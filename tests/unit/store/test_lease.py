@@ -120,7 +120,8 @@ def test_hold_lease_waits_while_some_requests_fail(claimed: str, monkeypatch: py
     failures = iter([True, False, True, True])
 
     def read_or_fail(fs: Any, path: str) -> bytes | None:
-        if answered and next(failures, False):
+        fails = next(failures, False) if answered else False
+        if fails:
             failed.append(path)
             raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
         answered.append(path)

@@ -310,7 +310,7 @@ def test_check_cpus_warns_of_more_than_ray_has_here(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("pos2distill.hardware.available_cpus", lambda: 2)
     recipe = make_recipe(model={"engine": engine}, runtime=runtime)
     plan = make_plan(recipe)
     machine_checks.check_cpus(PendingRun(recipe, plan, plan.stages))

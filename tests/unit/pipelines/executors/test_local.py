@@ -6,19 +6,25 @@ import gc
 import io
 import os
 import uuid
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from pipelines.executors import local, state_list
-from pipelines.executors.local import LocalSession, _EventLoop
+from pipelines.executors.local import LocalExecutor, LocalSession, _EventLoop
 from pipelines.plan import make_plan
-from pos2distill.config import Recipe
-from pos2distill.errors import Terminated
+from pos2distill.config import PoolSection, Recipe, Runtime
+from pos2distill.errors import CorruptPart, Terminated
+from pos2distill.sampling.operators import ActorOperator, Operator, TaskOperator
 from pos2distill.store import retry
 from pos2distill.store.artifacts import Artifact
+from pos2distill.training import worker
+from pos2distill.training.job import TrainingJob, TrainingOutcome
 from tests.support.paths import ODD_NAME
 
 
@@ -198,3 +204,72 @@ def test_a_state_that_is_missing_in_a_remote_storage_is_an_empty_folder(
     with pytest.raises(MemoryError), session.opened_state("00000003-gone", tmp_path):
         raise MemoryError
     assert not list(tmp_path.glob("resume"))
+
+
+class Model:
+    """Stands for a model on a GPU: only the garbage collector frees it, since it is part of a reference cycle."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __call__(self, block: pa.Table) -> pa.Table:
+        return block
+
+
+@pytest.fixture
+def models(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Model]]:
+    """The test adds its models. When torch returns the GPU's memory, all of them must be gone."""
+    added: list[weakref.ref[Model]] = []
+
+    def empty_cache() -> None:
+        assert added
+        assert not [model for model in added if model() is not None]
+        added.clear()
+
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.empty_cache", empty_cache)
+    return added
+
+
+def test_map_returns_the_memory_of_its_models_at_its_end(models: list[weakref.ref[Model]]) -> None:
+    def create() -> Model:
+        model = Model()
+        models.append(weakref.ref(model))
+        return model
+
+    operators: list[Operator] = [
+        TaskOperator("read", lambda block: block),
+        ActorOperator("samplers", create, PoolSection()),
+    ]
+    blocks = LocalExecutor(Runtime(executor="local")).map([pa.table({"x": [1]})] * 2, operators, label="test")
+    assert next(blocks).num_rows == 1
+    assert len(models) == 1
+    assert len(list(blocks)) == 1
+    assert not models
+
+
+def test_train_returns_the_memory_of_each_attempt(
+    monkeypatch: pytest.MonkeyPatch, models: list[weakref.ref[Model]]
+) -> None:
+    """A restart starts an engine again."""
+    attempts: list[str] = []
+
+    def run_worker(job: TrainingJob, session: LocalSession) -> TrainingOutcome:
+        assert not models
+        model = Model()
+        models.append(weakref.ref(model))
+        attempts.append("run")
+        if len(attempts) == 1:
+            raise CorruptPart
+        return TrainingOutcome(True, 1, 1.0)
+
+    monkeypatch.setattr(worker, "run_worker", run_worker)
+    monkeypatch.setattr(local, "LOCAL_STATES", SimpleNamespace(repair=lambda checkpoint: None))
+    monkeypatch.setattr(local, "LocalSession", lambda *_: SimpleNamespace(close=lambda: attempts.append("close")))
+    runtime = Runtime(executor="local")
+    job: Any = SimpleNamespace(runtime=runtime, checkpoint=None)
+    stream: Any = SimpleNamespace(blocks=list, operators=[])
+    coordinator: Any = None
+    assert LocalExecutor(runtime).train(job, stream, coordinator).finished
+    assert attempts == ["run", "close", "run", "close"]
+    assert not models
