@@ -37,6 +37,8 @@ def to_recipe(recipe: AnyRecipe, settings: Settings | None, data: str | None = N
         raise UserError("data: a Recipe has its data already; give its name, file or mapping instead")
     overrides = to_overrides(settings)
     if data is not None:
+        if _set_data_path(settings or {}):
+            raise UserError("data: data.path is set too; give one of them")
         overrides.append(f"data.path={_to_json(data, 'data')}")
     if isinstance(recipe, Recipe):
         if overrides:
@@ -47,6 +49,12 @@ def to_recipe(recipe: AnyRecipe, settings: Settings | None, data: str | None = N
             raw = {name: to_plain_value(section, f"recipe: {name}") for name, section in recipe.items()}
             return make_recipe(raw, overrides)
         return load_recipe(to_text(recipe, "recipe"), overrides)
+
+
+def _set_data_path(settings: Settings) -> bool:
+    """Whether settings set `data.path`, by its name or within the section `data`."""
+    section = settings.get("data")
+    return "data.path" in settings or (isinstance(section, Mapping) and "path" in section)
 
 
 def errors_name_arguments(settings: Settings | None) -> AbstractContextManager[None]:

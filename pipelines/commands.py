@@ -125,7 +125,7 @@ def run_evaluate(recipe: Recipe, studies: Sequence[PlannedStudy], *, gate: Gate 
         names = ", ".join(plan.other_tasks)
         print(f"evaluation.also_evaluate: {names}: evaluated by `study`, not by `evaluate`", flush=True)
     # Before anything runs.
-    compared = read_baseline(gate.baseline, plan.study) if gate.baseline else None
+    compared = read_baseline(gate.baseline, plan.study) if gate.baseline is not None else None
     with _finished_stages(recipe, studies, EVALUATE), storage_errors(recipe.storage, "runtime.storage"):
         evaluations = write_evaluations(recipe, plan)
     inference = recipe.study.inference

@@ -1,11 +1,22 @@
 """The recipe that evaluates a model on a file of questions, of the command line and of `api`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pos2distill.config import Recipe
 from pos2distill.config.evaluation_recipe import DEFAULT_EXAMPLES, evaluation_recipe
 from pos2distill.config.overrides import overrides_setting
+from pos2distill.errors import UserError
+
+SETTINGS_OF_ARGUMENTS = {
+    "model": "model.path",
+    "data": "data.path",
+    "base_url": "runtime.endpoint.base_url",
+    "documents": "data.documents",
+    "examples": "data.eval_examples",
+    "slots": "evaluation.slots",
+}
+"""The settings that the arguments of `recipe_of_questions` stand for."""
 
 
 def recipe_of_questions(
@@ -16,8 +27,10 @@ def recipe_of_questions(
     Args:
         examples: how many; then a file with fewer is rejected. The others: see `evaluation_recipe`.
     Raises:
-        UserError: naming the setting at fault, or the record that cannot be read.
+        UserError: naming the setting at fault, the argument whose setting is overridden too, or the record that cannot
+            be read.
     """
+    _reject_set_twice({"model": model, "data": data, "examples": examples, **settings}, overrides)
     if examples is not None:
         return evaluation_recipe(model, data, examples=examples, overrides=overrides, **settings)
     recipe = evaluation_recipe(model, data, overrides=overrides, **settings)
@@ -31,3 +44,15 @@ def recipe_of_questions(
     if found in (0, DEFAULT_EXAMPLES):
         return recipe
     return evaluation_recipe(model, data, examples=found, overrides=overrides, **settings)
+
+
+def _reject_set_twice(arguments: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Reject an argument beside an override of its setting, which would replace it.
+
+    Raises:
+        UserError: naming both.
+    """
+    for name, value in arguments.items():
+        setting = SETTINGS_OF_ARGUMENTS[name]
+        if value is not None and any(overrides_setting(override, setting) for override in overrides):
+            raise UserError(f"{name}: {setting} is set too; give one of them")

@@ -44,6 +44,8 @@ class Provenance:
         versions: those of the packages that it is made with.
         stage: the stage that made it.
         inputs: the folders of the artifacts that this one was made from, by name.
+        model_digest: that of the base model, by which it is known in another folder; empty in records of earlier
+            versions.
     """
 
     command: str
@@ -54,13 +56,15 @@ class Provenance:
     versions: dict[str, str]
     stage: str = ""
     inputs: dict[str, str] = field(default_factory=dict)
+    model_digest: str = ""
 
     @classmethod
-    def now(cls, recipe: Recipe, model: ModelSection | None = None) -> "Provenance":
+    def now(cls, recipe: Recipe, model: ModelSection | None = None, *, model_digest: str = "") -> "Provenance":
         """The provenance of what this process makes now.
 
         Args:
             model: as it was planned, with the commit of a hub model; default: the recipe's.
+            model_digest: see the attribute.
         """
         settings = {"name": recipe.name, "description": recipe.description, **recipe.study.model_dump(mode="json")}
         settings["model"] = (model or recipe.study.model).model_dump(mode="json")
@@ -72,6 +76,7 @@ class Provenance:
             date=_now(),
             hardware=describe_hardware(),
             versions=package_versions(recipe),
+            model_digest=model_digest,
         )
 
     def dated(self) -> "Provenance":

@@ -117,7 +117,7 @@ class _StageRunner:
         self.lease = lease
         self.model_version = ""  # of the files that the last stage began with
         self.prompts_are_checked = False
-        self.provenance = Provenance.now(recipe, plan.study.model)
+        self.provenance = Provenance.now(recipe, plan.study.model, model_digest=plan.model_digest)
         settings = plan.study.model_dump(mode="json")
         executor = LeasedExecutor(build_executor(recipe.runtime), lease)
         self.context = RunContext(recipe.name, settings, recipe.runtime, executor, lease)

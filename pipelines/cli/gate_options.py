@@ -41,10 +41,13 @@ def read_gate(options: argparse.Namespace) -> Gate:
     """The gate of parsed arguments. A warning for limits that may be fractions.
 
     Raises:
-        UserError: if only one of a drop and its baseline is given.
+        UserError: if only one of a drop and its baseline is given, or an empty baseline.
     """
     if (options.fail_if_drop_above is None) != (options.baseline is None):
         raise UserError("--fail-if-drop-above and --baseline: expected both or none")
+    # As of a variable of the shell that is not set.
+    if options.baseline is not None and not options.baseline.strip():
+        raise UserError("--baseline: is empty; expected a run, or the folder of its answers")
     gate = Gate(options.fail_if_gap_above, options.fail_if_mean_below, options.fail_if_drop_above, options.baseline)
     for option, points in gate.limits().items():
         if 0 < points < 1:

@@ -3,6 +3,7 @@
 import argparse
 import os
 from collections.abc import Iterable
+from typing import Any
 
 from pos2distill.config import Recipe
 from pos2distill.config.evaluation_recipe import DEFAULT_EVALUATED_SLOTS, DEFAULT_EXAMPLES
@@ -11,16 +12,10 @@ from pos2distill.config.overrides import overrides_setting
 from pos2distill.config.yaml_reader import parse_value
 from pos2distill.errors import UserError, reworded
 
-from ..model_recipe import recipe_of_questions
+from ..model_recipe import SETTINGS_OF_ARGUMENTS, recipe_of_questions
 
 # The options besides --model, and the settings that they stand for.
-_OPTIONS = {
-    "data": "data.path",
-    "base_url": "runtime.endpoint.base_url",
-    "documents": "data.documents",
-    "examples": "data.eval_examples",
-    "slots": "evaluation.slots",
-}
+_OPTIONS = {name: setting for name, setting in SETTINGS_OF_ARGUMENTS.items() if name != "model"}
 
 
 def add_model_options(command: argparse.ArgumentParser) -> None:
@@ -84,22 +79,34 @@ def load_evaluated_recipe(options: argparse.Namespace) -> Recipe:
             instead = " instead of data.path"
         raise UserError(f"--data: missing; expected the file with the questions{instead}")
     given = {name: getattr(options, name) for name in _OPTIONS if getattr(options, name) is not None}
-    for name in given:
-        if any(overrides_setting(override, _OPTIONS[name]) for override in overrides):
-            raise UserError(f"{_option(name)}: {_OPTIONS[name]} is set too; give one of them")
     if options.slots is not None:
-        try:
-            given["slots"] = parse_value(options.slots)
-        except ValueError as error:
-            raise UserError(f"--slots: cannot read the value: {error}") from None
+        given["slots"] = _parse_slots(options.slots)
+    given["model"] = options.model
     with reworded(lambda message: _name_options(message, given)):
-        return recipe_of_questions(options.model, overrides=overrides, **given)
+        return recipe_of_questions(overrides=overrides, **given)
+
+
+def _parse_slots(text: str) -> Any:
+    """The value of --slots.
+
+    Raises:
+        UserError: if there is none, which would mean the default.
+    """
+    try:
+        slots = parse_value(text)
+    except ValueError as error:
+        raise UserError(f"--slots: cannot read the value: {error}") from None
+    if slots is None:
+        raise UserError("--slots: no value; expected a number of slots, all, or a list, for example [0, 9]")
+    return slots
 
 
 def _name_options(message: str, given: Iterable[str]) -> str:
-    """An error with these options as they were typed, instead of the settings that they stand for."""
+    """An error with these options as they were typed, instead of the arguments or settings that they stand for."""
     for name in given:
-        message = message.replace(f"evaluate: {_OPTIONS[name]}: ", f"{_option(name)}: ")
+        setting = SETTINGS_OF_ARGUMENTS[name]
+        message = message.replace(f"{name}: {setting} ", f"{_option(name)}: {setting} ")
+        message = message.replace(f"evaluate: {setting}: ", f"{_option(name)}: ")
     return message
 
 

@@ -1,10 +1,11 @@
 """Several finished studies side by side: their curves, and paired differences where they asked the same prompts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from pos2distill.config import EvaluationSection
@@ -131,20 +132,21 @@ def compare_runs(runs: list[str]) -> dict[str, Any]:
     Raises:
         UserError: if a run has none of these, or its summary is corrupt.
     """
+    found = [_read_run(run) for run in runs]
+    summaries = [each for each in found if isinstance(each, RunSummary)]
+    bootstrap: dict[str, Any] = {"bootstrap_samples": EvaluationSection().bootstrap_samples, "seed": 0}
+    if summaries:
+        bootstrap = summaries[0].bootstrap
+    preferred = _preferred_lengths(summaries, [each for each in found if not isinstance(each, RunSummary)])
     models: list[_Model] = []
     pairs: list[tuple[int, int]] = []  # which model, less which
     last_of_runs: list[int] = []
-    bootstrap: dict[str, Any] = {}
-    for run in runs:
-        logs = find_sample_logs(run)
-        if logs:
-            bootstrap = bootstrap or {"bootstrap_samples": EvaluationSection().bootstrap_samples, "seed": 0}
-            models.append(_logged_model(logs, run, models[0].entry["documents"] if models else None, bootstrap))
-            pairs.append((len(models) - 1, 0))
+    for run, each in zip(runs, found, strict=True):
+        if isinstance(each, RunSummary):
+            pairs += _add_models(models, each)
         else:
-            summary = read_run_summary(run)
-            bootstrap = bootstrap or summary.bootstrap
-            pairs += _add_models(models, summary)
+            models.append(_logged_model(each, run, preferred, bootstrap))
+            pairs.append((len(models) - 1, 0))
         last_of_runs.append(len(models) - 1)
     pairs += [(last, last_of_runs[0]) for last in last_of_runs[1:]]
     differences = []
@@ -152,6 +154,37 @@ def compare_runs(runs: list[str]) -> dict[str, Any]:
         if of != less:
             differences.append({"of": of, "less": less} | _difference(models[less], models[of], bootstrap))
     return {"runs": [model.entry for model in models], "differences": differences}
+
+
+def _read_run(run: str) -> RunSummary | pa.Table:
+    """The summary of a run, or lm-evaluation-harness's answers in a folder.
+
+    Raises:
+        UserError: if there is neither, or it is corrupt.
+    """
+    logs = find_sample_logs(run)
+    if not logs:
+        return read_run_summary(run)
+    table = read_sample_logs(logs, run)
+    if not len(table):
+        raise UserError(f"{run}: its logs of samples are empty")
+    return table
+
+
+def _preferred_lengths(summaries: Sequence[RunSummary], logged: Sequence[pa.Table]) -> list[int]:
+    """The prompt lengths at which logs of several are compared, the best first, wherever they stand among the runs.
+
+    Those of the runs' curves; then those that all logs have.
+    """
+    preferred = [next(iter(summary.curves.values())).documents for summary in summaries]
+    if logged:
+        preferred += sorted(set.intersection(*map(_lengths, logged)))
+    return preferred
+
+
+def _lengths(table: pa.Table) -> set[int]:
+    """The numbers of documents in prompts."""
+    return set(pc.unique(table["documents"]).to_pylist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +245,10 @@ def _add_models(models: list[_Model], summary: RunSummary) -> list[tuple[int, in
     return pairs
 
 
-def _logged_model(logs: list[str], folder: str, documents: int | None, bootstrap: dict[str, Any]) -> _Model:
-    grid = _logged_grid(logs, folder, documents)
+def _logged_model(table: pa.Table, folder: str, preferred: Sequence[int], bootstrap: dict[str, Any]) -> _Model:
+    """A model by the harness's answers, at the first of the preferred prompt lengths that these have."""
+    lengths = _lengths(table)
+    grid = _logged_grid(table, folder, next((each for each in preferred if each in lengths), min(lengths)))
     entry = {"report": folder, "name": folder, "model": "lm-eval", "method": "lm-eval"}
     return _Model(entry | _curve_values(to_curve(grid, **bootstrap)), grid, None)
 
@@ -234,18 +269,12 @@ def _curve_values(curve: Curve) -> dict[str, Any]:
     }
 
 
-def _logged_grid(logs: list[str], folder: str, documents: int | None) -> Grid:
-    """The answers at one prompt length, the given one if there are some.
+def _logged_grid(table: pa.Table, folder: str, documents: int) -> Grid:
+    """The answers at one prompt length.
 
     Raises:
         UserError: if a question was not asked at every position.
     """
-    table = read_sample_logs(logs, folder)
-    lengths = pc.unique(table["documents"]).to_pylist()
-    if not lengths:
-        raise UserError(f"{folder}: its logs of samples are empty")
-    if documents is None or documents not in lengths:
-        documents = min(lengths)
     try:
         return to_grid(table, documents)
     except ValueError:

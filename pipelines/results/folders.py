@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pos2distill.literal_paths import move, remove
+from pos2distill.literal_paths import make_folder, move, remove
 from pos2distill.store.files import write_bytes, write_json
 from pos2distill.urls import open_url, storage_errors
 
@@ -34,10 +34,10 @@ def write_folder(storage: str, name: str, files: Mapping[str, bytes], index: str
     fs, root = open_url(storage, "runtime.storage")
     with storage_errors(storage, "runtime.storage"):
         _keep_other(storage, name, index, content)
-        fs.makedirs(f"{root}/{name}", exist_ok=True)
+        make_folder(fs, f"{root}/{name}")
         for file, data in files.items():
             path = f"{root}/{name}/{file}"
-            fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            make_folder(fs, path.rpartition("/")[0])
             write_bytes(fs, path, data)
         # Last, since its fingerprints say that the folder is complete.
         write_json(fs, f"{root}/{name}/{index}", content)
@@ -60,12 +60,11 @@ def _keep_other(storage: str, name: str, index: str, content: Mapping[str, Any])
     """Move the folder that shows other results out of the way. One that shows a part of the new results is replaced."""
     shown = _fingerprints(read_index(storage, name, index) or {})
     new = _fingerprints(content)
-    if shown.items() <= new.items():
-        return
     fs, root = open_url(storage, "runtime.storage")
-    _move(fs, f"{root}/{name}", f"{root}/{name}-{_last(shown)}")
+    if not shown.items() <= new.items():
+        _move(fs, f"{root}/{name}", f"{root}/{name}-{_last(shown)}")
     # The new results are written to NAME, so that a copy of them from before would be there twice.
-    if fs.exists(f"{root}/{name}-{_last(new)}"):
+    if new and fs.exists(f"{root}/{name}-{_last(new)}"):
         remove(fs, f"{root}/{name}-{_last(new)}")
 
 

@@ -32,7 +32,7 @@ class RunSummary:
         folder: that of the report or the results.
         curves: those of the models `base` and `distilled`, of which an evaluation may have the first one only.
         artifacts: the folders of their answers.
-        model: the path of the base model.
+        model: the path of the base model, absolute if it is a folder, so that it is the same however it was typed.
         method: `none` if the base model alone was evaluated.
         inference: the method that all answered with.
         scales: those that were given to it; none if they were searched.
@@ -274,14 +274,17 @@ def to_run_summary(folder: str, summary: Mapping[str, Any]) -> RunSummary:
     """
     try:
         settings = summary["settings"]
+        # The settings hold the scales that were found as if they had been given.
+        is_searched = summary.get("search") is not None
         values = {
             "folder": folder,
             "name": summary["name"],
             "date": summary["made_with"].get("date", ""),
+            "model": settings["model"]["path"],
             "bootstrap": {name: settings["evaluation"][name] for name in ("bootstrap_samples", "seed")},
             "inference": settings["inference"]["method"],
-            "scales": settings["inference"]["scales"],
-            "search": _strategy(settings["inference"]),
+            "scales": [] if is_searched else settings["inference"]["scales"],
+            "search": settings["inference"]["search"]["strategy"] if is_searched else None,
             "question_settings": question_settings(settings),
         }
         if _is_evaluation(summary):
@@ -290,24 +293,16 @@ def to_run_summary(folder: str, summary: Mapping[str, Any]) -> RunSummary:
             values |= {
                 "fingerprint": summary[last]["fingerprint"],
                 "method": settings["method"]["name"] if last == "distilled" else "none",
-                "model": summary["base"]["model"],
                 "dataset": summary["base"]["dataset"],
                 "curves": {model: summary[model]["curves"][0] for model in models},
                 "artifacts": {model: f"{model}-scores-{summary[model]['fingerprint']}" for model in models},
             }
         else:
             values |= {name: summary[name] for name in ("fingerprint", "method", "dataset", "artifacts")}
-            values["model"] = settings["model"]["path"]
             values["curves"] = {model: summary[model] for model in MODELS}
         return _RUN_SUMMARY.validate_python(values)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         raise _corrupt_summary(folder) from None
-
-
-def _strategy(inference: Mapping[str, Any]) -> str | None:
-    """How scales were searched; None if none were."""
-    is_searched = inference["method"] == "lpes" and not inference["scales"]
-    return str(inference["search"]["strategy"]) if is_searched else None
 
 
 def _is_evaluation(summary: Mapping[str, Any]) -> bool:

@@ -121,12 +121,7 @@ def _load_other_tasks(study: Study, source: Path | str) -> dict[str, Study]:
         with reworded(lambda message: f"evaluation.also_evaluate: {message}"):
             # Without its own other tasks, which might name this recipe in turn, and without its sweep.
             other = load_recipe(name, ["evaluation.also_evaluate=[]", "sweep={}"]).study
-        # A question is for evaluation if its hash is below this fraction.
-        if other.data.eval_fraction != study.data.eval_fraction:
-            raise UserError(
-                f"evaluation.also_evaluate: {name}: its data.eval_fraction is {other.data.eval_fraction}, here it is "
-                f"{study.data.eval_fraction}; they must be equal, so that no evaluation question is trained on"
-            )
+        require_equal_split(study, name, other)
         stem = Path(name).stem
         if stem in other_tasks:
             raise UserError(f"evaluation.also_evaluate: two recipes are called {stem}; results go by that name")
@@ -134,6 +129,22 @@ def _load_other_tasks(study: Study, source: Path | str) -> dict[str, Study]:
             raise UserError(f"evaluation.also_evaluate: {name}: is this recipe itself; leave it out")
         other_tasks[stem] = other
     return other_tasks
+
+
+def require_equal_split(study: Study, name: str, other: Study) -> None:
+    """Reject another task that splits questions differently: it may be evaluated on questions of training.
+
+    Args:
+        name: that of the other task.
+    Raises:
+        UserError: naming both fractions.
+    """
+    # A question is for evaluation if its hash is below this fraction.
+    if other.data.eval_fraction != study.data.eval_fraction:
+        raise UserError(
+            f"evaluation.also_evaluate: {name}: its data.eval_fraction is {other.data.eval_fraction}, here it is "
+            f"{study.data.eval_fraction}; they must be equal, so that no evaluation question is trained on"
+        )
 
 
 def validate_evaluated(raw: Mapping[str, Any]) -> Study:

@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from pos2distill.config.load import validate
+from pos2distill.config.load import require_equal_split, validate
 from pos2distill.config.overrides import set_value
 from pos2distill.config.paths import paths_in, resolve_paths
 from pos2distill.config.read import RawRecipe, auto_precisions_in, reject_filled_in
 from pos2distill.config.recipe import Recipe
 from pos2distill.config.study import Study
 from pos2distill.config.validation import dotted_names, other_name
-from pos2distill.errors import UserError, did_you_mean_one
+from pos2distill.errors import UserError, did_you_mean_one, reworded
 
 _MAX_CELLS = 1000  # limit on the studies of a sweep
 
@@ -75,7 +75,7 @@ def _make_cell(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
     """The recipe of one study of a sweep.
 
     Raises:
-        UserError: naming the setting whose value cannot be used.
+        UserError: naming the setting whose value cannot be used, also beside the other tasks.
     """
     # A recipe made in Python has no written form.
     raw = copy.deepcopy(recipe.written) or recipe.study.model_dump(mode="json")
@@ -95,7 +95,12 @@ def _make_cell(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
         written_paths={**recipe.written_paths, **paths_in(swept)},
         auto_precisions=auto_precisions_in(raw),
     )
-    return validate(raw_recipe, recipe.other_tasks)
+    cell = validate(raw_recipe, recipe.other_tasks)
+    # Once more, since the fraction may be swept.
+    for name, other in recipe.other_tasks.items():
+        with reworded(lambda message: f"sweep: {message}"):
+            require_equal_split(cell.study, name, other)
+    return cell
 
 
 def _set_swept(raw: dict[str, Any], dotted: str, value: Any) -> None:

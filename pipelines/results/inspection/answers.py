@@ -24,10 +24,14 @@ _PromptVariant = tuple[int, int, int]
 _Answer = Mapping[str, Any]
 
 
-def iter_answers(artifact: Artifact, study: Study) -> Iterator[InspectedQuestion]:
-    """Every question at every position, with the answers of the base model and, if there is one, the distilled one."""
+def iter_answers(artifact: Artifact, study: Study, models: Mapping[str, Artifact]) -> Iterator[InspectedQuestion]:
+    """Every question at every position, with the answers of the base model and, if there is one, the distilled one.
+
+    Args:
+        models: what `find_models` returns.
+    """
     examples = input_artifact(artifact, "examples")
-    answers = {model: _by_variant(scores) for model, scores in _models(artifact, study, examples).items()}
+    answers = {model: _by_variant(scores) for model, scores in models.items()}
     locations = read_locations(examples)
     slots_of_ranks = _slots_of_ranks(artifact, study)
     for record in read_prepared(examples, EVALUATION_FILE).to_pylist():
@@ -62,17 +66,29 @@ def iter_answers(artifact: Artifact, study: Study) -> Iterator[InspectedQuestion
             yield InspectedQuestion(values, prompt)
 
 
-def _models(artifact: Artifact, study: Study, examples: Artifact) -> dict[str, Artifact]:
+def find_models(artifact: Artifact) -> dict[str, Artifact]:
     """The answers of the base model and of the distilled one, `before` and `after`, as far as there are any."""
     if artifact.name == BASE_SCORES:
         return {"before": artifact}
-    # A storage may also hold answers of other models, and to other prompts.
-    settings = _prompt_settings(study)
     for base in list_artifacts(artifact.storage, [BASE_SCORES], provenance_of(artifact).task):
-        same_questions = input_artifact(base, "examples").path == examples.path
-        if same_questions and _prompt_settings(study_of(base)) == settings:
+        if _is_base_of(base, artifact):
             return {"before": base, "after": artifact}
     return {"after": artifact}
+
+
+def _is_base_of(base: Artifact, distilled: Artifact) -> bool:
+    """Whether answers are those of a distilled model's base model, to the same prompts.
+
+    A storage may also hold answers of other models, and to other prompts.
+    """
+    if input_artifact(base, "examples").path != input_artifact(distilled, "examples").path:
+        return False
+    one, other = (provenance_of(each).model_digest for each in (base, distilled))
+    before, after = (_prompt_settings(study_of(each)) for each in (base, distilled))
+    if not one or not other:  # a record of an earlier version, which knows the model by its path alone
+        return before == after
+    # Without the path, since the model may have been moved in between.
+    return one == other and _without_location(before) == _without_location(after)
 
 
 def _prompt_settings(study: Study) -> Study:
@@ -81,6 +97,11 @@ def _prompt_settings(study: Study) -> Study:
     An evaluation itself declares no inference method that acts by scales, since these are an input of its stage.
     """
     return restrict(study, [*declared_settings(study), "inference"])
+
+
+def _without_location(study: Study) -> Study:
+    """The same settings without where the model is, which its digest stands for."""
+    return study.replace(model=study.model.model_copy(update={"path": "", "revision": None}))
 
 
 def _by_variant(artifact: Artifact) -> dict[str, dict[_PromptVariant, _Answer]]:

@@ -11,7 +11,7 @@ from pos2distill.store.artifacts import Artifact
 
 from ...artifact_names import BASE_SCORES, SAMPLES, SCORES
 from ..artifact_lookup import open_artifact, study_of
-from .answers import iter_answers
+from .answers import find_models, iter_answers
 from .prompt_text import PromptText
 from .question import QuestionValues
 from .samples import iter_samples
@@ -81,7 +81,9 @@ def iter_questions(
     if artifact.name == SAMPLES:
         questions = iter_samples(artifact, study, entropy=entropy)
     else:
-        questions = iter_answers(artifact, study)
+        models = find_models(artifact)
+        _require_both_models(question_filter.outcome, artifact, models)
+        questions = iter_answers(artifact, study, models)
     prompt_text = PromptText(study) if prompts else None
     positions: dict[int, set[str]] = {}
     for question in questions:
@@ -140,8 +142,6 @@ def _require_entropy(artifact: Artifact, study: Study) -> None:
 def _require_outcome(name: str | None, artifact: Artifact) -> None:
     """Reject an outcome that nothing in the artifact can have."""
     possible = _SAMPLE_OUTCOMES if artifact.name == SAMPLES else _ANSWER_OUTCOMES
-    if name in _CHANGES and artifact.name == BASE_SCORES:
-        raise UserError(f"--outcome: {name}: {artifact.url} has answers before training alone")
     if name is None or name in possible:
         return
     if name in _ANSWER_OUTCOMES:
@@ -149,3 +149,15 @@ def _require_outcome(name: str | None, artifact: Artifact) -> None:
     if name in _SAMPLE_OUTCOMES:
         raise UserError(f"--outcome: {name}: is of samples; give --samples too")
     raise UserError(f"--outcome: {name}: expected one of {', '.join(possible)}{did_you_mean_one(name, possible)}")
+
+
+def _require_both_models(outcome: str | None, artifact: Artifact, models: Mapping[str, Artifact]) -> None:
+    """Reject a change as the outcome where one model alone has answered."""
+    if outcome not in _CHANGES or len(models) > 1:
+        return
+    if artifact.name == BASE_SCORES:
+        raise UserError(f"--outcome: {outcome}: {artifact.url} has answers before training alone")
+    raise UserError(
+        f"--outcome: {outcome}: {artifact.url} has answers after training alone; its storage holds no answers of its "
+        f"base model to the same prompts, which `study` makes"
+    )

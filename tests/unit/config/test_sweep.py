@@ -205,6 +205,17 @@ def test_sweep_cells_reports_a_bad_sweep(load: Callable[..., Recipe], sweep: str
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("sweep", ["{data.eval_fraction: [0.5, 0.1]}", "{data: [{}, {eval_fraction: 0.1}]}"])
+def test_sweep_cells_reject_another_split_than_that_of_the_other_tasks(load: Callable[..., Recipe], sweep: str) -> None:
+    """A question of training could be one of evaluation."""
+    with pytest.raises(UserError) as caught:
+        sweep_cells(load(f"sweep={sweep}", "evaluation.also_evaluate=[nq_llama3_8b]"))
+    assert str(caught.value) == (
+        "sweep: evaluation.also_evaluate: nq_llama3_8b: its data.eval_fraction is 0.5, here it is 0.1; they must be "
+        "equal, so that no evaluation question is trained on"
+    )
+
+
 def test_load_recipe_overrides_a_sweep(load: Callable[..., Recipe]) -> None:
     assert load("sweep.method.k=[1, 2]", "sweep.seed=[0, 1]").sweep == {"method.k": (1, 2), "seed": (0, 1)}
 

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import inspect
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -369,6 +370,41 @@ def test_functions_reject_what_does_not_fit(make_recipe: Callable[..., Recipe], 
         pos2distill.study(recipe_file, {"sweep.seed": [0, 1]})
     with pytest.raises(AttributeError, match="has no attribute 'destill'"):
         _ = pos2distill.destill
+
+
+@pytest.mark.parametrize(
+    ("argument", "settings", "message"),
+    [
+        ({}, {"model.path": "b"}, "model: model.path is set too; give one of them"),
+        ({}, {"model": {"path": "b"}}, "model: model.path is set too; give one of them"),
+        ({}, {"data.path": "b"}, "data: data.path is set too; give one of them"),
+        ({"documents": 4}, {"data.documents": 3}, "documents: data.documents is set too; give one of them"),
+        ({"examples": 5}, {"data.eval_examples": 3}, "examples: data.eval_examples is set too; give one of them"),
+        ({"slots": [0, 3]}, {"evaluation.slots": 2}, "slots: evaluation.slots is set too; give one of them"),
+        (
+            {"base_url": "http://x/v1"},
+            {"runtime.endpoint.base_url": "http://y/v1"},
+            "base_url: runtime.endpoint.base_url is set too; give one of them",
+        ),
+    ],
+)
+def test_evaluate_rejects_an_argument_whose_setting_is_given_too(
+    argument: dict[str, Any], settings: dict[str, Any], message: str
+) -> None:
+    """One of them would be without effect."""
+    with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
+        pos2distill.evaluate(model="a", data="questions.jsonl", settings=settings, **argument)
+
+
+@pytest.mark.parametrize("settings", [{"data.path": "b.jsonl"}, {"data": {"format": "jsonl", "path": "b.jsonl"}}])
+def test_to_recipe_rejects_data_beside_its_setting(recipe_file: str, settings: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"^data: data\.path is set too; give one of them$"):
+        to_recipe(recipe_file, settings, "a.jsonl")
+
+
+def test_to_recipe_takes_data_beside_other_settings_of_its_section(recipe_file: str) -> None:
+    loaded = to_recipe(recipe_file, {"data": {"format": "jsonl", "documents": 5}}, "/a.jsonl")
+    assert (loaded.study.data.path, loaded.study.data.documents) == ("/a.jsonl", 5)
 
 
 @pytest.mark.parametrize("name", ["evaluate", "sample", "distill", "study"])

@@ -272,7 +272,7 @@ def test_compare_and_the_gate_take_the_questions_that_both_have(
 
 
 def test_export_leaves_refused_questions_out(server: FakeServer, evaluate: Command, tiny_model_path: str) -> None:
-    words = [f"model.path={tiny_model_path}", "model.api=completions", "runtime.endpoint.served_model=tiny"]
+    words = [f"--model={tiny_model_path}", "model.api=completions", "runtime.endpoint.served_model=tiny"]
     answer_instead(server, lambda prompt: bool(prompt == server.bodies[0]["prompt"]))
     evaluate(*words)
     assert counts_of()["refused"] == 1

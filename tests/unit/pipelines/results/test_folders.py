@@ -32,6 +32,15 @@ def test_write_folder_keeps_results_of_other_settings(tmp_path: Path) -> None:
     assert pages(tmp_path) == {"evaluation": "a and b again", "evaluation-c": "c"}
 
 
+def test_write_folder_leaves_no_kept_copy_of_what_it_shows(tmp_path: Path) -> None:
+    """Also where the folder shows a part of it, such as the base model without its checkpoint."""
+    write(tmp_path, "a and b", base={"fingerprint": "a"}, distilled={"fingerprint": "b"})
+    write(tmp_path, "a", base={"fingerprint": "a"})
+    assert pages(tmp_path) == {"evaluation": "a", "evaluation-b": "a and b"}
+    write(tmp_path, "a and b again", base={"fingerprint": "a"}, distilled={"fingerprint": "b"})
+    assert pages(tmp_path) == {"evaluation": "a and b again"}
+
+
 def test_write_folder_of_a_report_compares_its_own_fingerprint(tmp_path: Path) -> None:
     write(tmp_path, "1", fingerprint="1e", base={"mean": 0.5})
     write(tmp_path, "2", fingerprint="2f", base={"mean": 0.5})

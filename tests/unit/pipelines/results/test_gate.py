@@ -11,12 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.cli import command_line
+from pipelines.cli import command_line, model_options
 from pipelines.cli.gate_options import add_gate, read_gate
+from pipelines.commands import plan_command, run_evaluate
 from pipelines.plan import make_plan
 from pipelines.provenance import Provenance
 from pipelines.stages.predictions import Predictions, count_predictions
 from pos2distill.config import Recipe
+from pos2distill.config.gate import Gate
+from pos2distill.errors import UserError
 from pos2distill.records import PREDICTION_SCHEMA, QUESTIONS, REFUSAL_SCHEMA
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.files import write_bytes
@@ -281,6 +284,36 @@ def test_baseline_of_other_questions_with_the_same_ids_is_rejected(
     capsys.readouterr()
     assert evaluate("--fail-if-drop-above", "15", "--baseline", f"{tmp_path}/other.parquet") == 2
     assert capsys.readouterr().err.startswith("error: --baseline: other questions, slots or prompt lengths than this")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["evaluate", "quickstart"],
+        ["evaluate", "--model", "m", "--data", "d"],
+        ["submit", "evaluate", "quickstart", "--address", "http://127.0.0.1:1"],
+        ["cluster", "render", "gke", "evaluate", "quickstart"],
+    ],
+)
+@pytest.mark.parametrize("baseline", ["", " "])
+def test_empty_baseline_is_rejected_before_anything_runs(
+    words: list[str], baseline: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of a variable of the shell that is not set."""
+    monkeypatch.setattr(model_options, "recipe_of_questions", lambda *_, **__: None)
+    assert command_line.main([*words, "--fail-if-drop-above", "2", "--baseline", baseline]) == 2
+    assert capsys.readouterr().err == "error: --baseline: is empty; expected a run, or the folder of its answers\n"
+
+
+def test_run_evaluate_reads_every_baseline_that_is_given(
+    evaluate: Callable[..., int], make_recipe: Callable[..., Recipe], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also an empty one, of a gate that was made in Python."""
+    recipe = make_recipe()
+    gate = Gate(drop_above=2.0, baseline="")
+    with pytest.raises(UserError, match=r"^--baseline: RUN: is empty; expected a folder$"):
+        run_evaluate(recipe, plan_command(recipe, "evaluate"), gate=gate)
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("options", [("--fail-if-drop-above", "2"), ("--baseline", "runs/x")])

@@ -98,6 +98,11 @@ def test_evaluation_recipe_uses_a_gpu_that_torch_can_use(
     assert on_ray.runtime.executor == "ray"
 
 
+def test_evaluation_recipe_uses_the_cpus_of_its_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "available_cpus", lambda: 3)
+    assert evaluation_recipe("a/base", "q.jsonl").runtime.samplers.threads == 3
+
+
 def test_evaluate_as_json_is_of_the_data_that_it_began_with(
     server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -210,7 +215,7 @@ def test_inspect_shows_the_message_that_a_server_got(
 def test_evaluate_sends_the_token_ids_of_other_engines(
     server: FakeServer, tiny_model_path: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [f"model.path={tiny_model_path}", "model.api=completions", "runtime.endpoint.served_model=tiny"]
+    words = [f"--model={tiny_model_path}", "model.api=completions", "runtime.endpoint.served_model=tiny"]
     assert evaluate(server, *words) == 0
     # The server's rule needs text, so no answer is correct.
     assert "No answer is correct" in capsys.readouterr().out
@@ -227,8 +232,8 @@ def test_evaluate_sends_the_token_ids_of_other_engines(
 def test_evaluate_uses_a_chat_template_that_was_changed_in_this_process(
     server: FakeServer, tiny_model_path: str, tmp_path: Path
 ) -> None:
-    folder = shutil.copytree(tiny_model_path, tmp_path / "model")
-    words = [f"model.path={folder}", "model.api=completions", "runtime.endpoint.served_model=tiny"]
+    folder = shutil.copytree(tiny_model_path, tmp_path / "tiny")
+    words = [f"--model={folder}", "model.api=completions", "runtime.endpoint.served_model=tiny"]
     assert evaluate(server, *words) == 0
     before = sorted(len(body["prompt"]) for body in server.bodies)
     server.bodies.clear()
@@ -246,7 +251,7 @@ def test_evaluate_asks_nothing_if_prompts_exceed_the_context_of_the_server(
     server: FakeServer, tiny_model_path: str, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.max_model_len = 80
-    completions = [f"model.path={tiny_model_path}", "model.api=completions", "runtime.endpoint.served_model=tiny"]
+    completions = [f"--model={tiny_model_path}", "model.api=completions", "runtime.endpoint.served_model=tiny"]
     for settings, tokens in (([], "at least "), (completions, "")):
         assert evaluate(server, *settings, "evaluation.max_new_tokens=60", *words) == 2
         error = capsys.readouterr().err
@@ -330,10 +335,11 @@ def test_evaluate_continues_after_a_failure(server: FakeServer, capsys: pytest.C
 
 
 def test_evaluate_rejects_wrong_addresses_and_names(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.names = ("tiny",)
     for word, message in [
         ("runtime.endpoint.api_key_env=NO_KEY", "api_key_env: the environment variable NO_KEY is not set"),
         ("runtime.endpoint.api_key_env=null", "refuses the key in OPENAI_API_KEY (HTTP 401)"),
-        ("model.path=tinny", "serves no model 'tinny' (model.path); did you mean 'tiny'?"),
+        ("--model=tinny", "serves no model 'tinny' (model.path); did you mean 'tiny'?"),
         ("--base-url=http://127.0.0.1:9/v1", "no server answers"),
         ("--dry-run", ""),
     ]:
@@ -357,6 +363,28 @@ def test_evaluate_rejects_wrong_addresses_and_names(server: FakeServer, capsys: 
         (
             ["evaluate", "--model", "m", "--data", "d", "--slots", "3", "evaluation={max_new_tokens: 20}"],
             "--slots: evaluation.slots is set too; give one of them",
+        ),
+        *(
+            (
+                ["evaluate", "--model", "m", "--data", "d", setting],
+                "error: --model: model.path is set too; give one of them\n",
+            )
+            for setting in ("model.path=b", "model={path: b}")
+        ),
+        (
+            ["evaluate", "--model", "m", "--data", "d", "data.path=b"],
+            "error: --data: data.path is set too; give one of them\n",
+        ),
+        (
+            ["evaluate", "--model", "m", "--data", "d", "--base-url", "http://x/v1", "runtime.endpoint.base_url=b"],
+            "error: --base-url: runtime.endpoint.base_url is set too; give one of them\n",
+        ),
+        *(
+            (
+                ["evaluate", "--model", "m", "--data", "d", "--slots", slots],
+                "error: --slots: no value; expected a number of slots, all, or a list, for example [0, 9]\n",
+            )
+            for slots in ("", " ", "null")
         ),
         (["evaluate", "--model", "m"], "--data: missing; expected the file with the questions"),
         (

@@ -218,6 +218,36 @@ def test_compare_reads_the_logs_of_lm_eval(recipe: Recipe, command: Command, tmp
     assert shown[2] == f"[2] {tmp_path / 'answers'}: answers of lm-eval, 4 documents, 4 questions"
 
 
+def test_compare_takes_the_logs_of_several_prompt_lengths_in_any_order(
+    recipe: Recipe, command: Command, tmp_path: Path
+) -> None:
+    path = str(Path(recipe.study.data.path).parent / "recipe.yaml")
+    storage, answers = str(tmp_path / "run"), str(tmp_path / "answers")
+    words = [f"runtime.storage={storage}", "evaluation.other_documents=[3]", "evaluation.other_slots=all"]
+    run_evaluate(load_recipe(path, [*words, "evaluation.bootstrap_samples=150"]))
+    command("export", storage, str(tmp_path / "tasks"))
+    rows = [json.loads(row) for row in command("inspect", storage, "--limit", "0", "--json")]
+    scores = {(row["example_id"], row["position"]): True for row in rows}
+    write_logs(tmp_path / "tasks", tmp_path / "answers", scores, "21")
+    first, second = (
+        json.loads(command("compare", *runs, "--json")[0]) for runs in ((storage, answers), (answers, storage))
+    )
+    assert second["runs"] == first["runs"][::-1]
+    assert [run["documents"] for run in first["runs"]] == [4, 4]
+    (difference,), (opposite,) = first["differences"], second["differences"]
+    assert difference["questions"] == opposite["questions"] == 4
+    assert difference["mean_difference"] == -opposite["mean_difference"]
+    # Of logs alone, at the shortest length that all have.
+    longer = tmp_path / "longer"
+    longer.mkdir()
+    for log in (tmp_path / "answers").glob("*_4_documents_*"):
+        shutil.copy(log, longer)
+    for runs in ((answers, str(longer)), (str(longer), answers)):
+        result = json.loads(command("compare", *runs, "--json")[0])
+        assert [run["documents"] for run in result["runs"]] == [4, 4]
+        assert [each["questions"] for each in result["differences"]] == [4]
+
+
 def test_compare_rejects_other_logs(recipe: Recipe, command: Command, tmp_path: Path) -> None:
     command("export", recipe.storage, str(tmp_path / "tasks"))
     rows = [json.loads(row) for row in command("inspect", recipe.storage, "--limit", "0", "--json")]

@@ -11,7 +11,7 @@ from pipelines.results.inspection.questions import QuestionFilter, iter_question
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from pos2distill.errors import UserError
-from tests.support.commands import Command, run_evaluate
+from tests.support.commands import Command, run_evaluate, run_study
 
 
 def test_inspect_shows_answers_before_and_after(recipe: Recipe, command: Command) -> None:
@@ -197,14 +197,51 @@ def test_the_newest_answers_of_a_run_are_shown(
     assert "inference.method=uniform_scale" in shown.err
 
 
-def test_inspect_pairs_answers_to_the_same_prompts_only(recipe: Recipe, command: Command, tmp_path: Path) -> None:
-    """The answers of another base model lie in the same storage."""
-    storage = tmp_path / "storage"
-    shutil.copytree(recipe.storage, storage)
-    path = storage / Path(make_plan(recipe).evaluate_base.artifact.path).name / "provenance.json"
-    provenance = json.loads(path.read_text())
-    provenance["settings"]["model"]["path"] = "another model"
-    path.write_text(json.dumps(provenance))
+@pytest.mark.parametrize("digest", ["another digest", ""])
+def test_inspect_pairs_answers_to_the_same_prompts_only(
+    recipe: Recipe, command: Command, tmp_path: Path, digest: str
+) -> None:
+    """The answers of another base model lie in the same storage; an earlier version has recorded no digest."""
+    storage = copy_with_base(recipe, tmp_path, "another model", digest)
     (line,) = command("inspect", str(storage), "--json", "--limit", "1")
     assert "after" in json.loads(line)
     assert "before" not in json.loads(line)
+    *_, error = command("inspect", str(storage), "--outcome", "lost", code=2)
+    assert error == (
+        f"error: --outcome: lost: {storage}/{make_plan(recipe).evaluate_distilled.artifact.folder} has answers after "
+        f"training alone; its storage holds no answers of its base model to the same prompts, which `study` makes"
+    )
+
+
+def test_inspect_finds_the_answers_of_a_model_that_was_moved(recipe: Recipe, command: Command, tmp_path: Path) -> None:
+    """They are cached, so that their record keeps the path from before."""
+    model = shutil.copytree(recipe.study.model.path, tmp_path / "moved")
+    path = str(Path(recipe.study.data.path).parent / "recipe.yaml")
+    storage = tmp_path / "storage"
+    settings = [f"runtime.storage={storage}", "evaluation.also_evaluate=[]"]
+    run_evaluate(load_recipe(path, settings))
+    run_study(load_recipe(path, [*settings, f"model.path={model}"]))
+    command("runs", str(storage))  # reads what these commands have printed
+    rows = [json.loads(line) for line in command("inspect", str(storage), "--json", "--limit", "0")]
+    assert all({"before", "after"} <= row.keys() for row in rows)
+    assert len(list(storage.glob("base-scores-*"))) == 1
+    command("inspect", str(storage), "--outcome", "lost")
+
+
+@pytest.mark.parametrize(("digest", "is_found"), [("", True), ("another digest", False)])
+def test_inspect_knows_the_base_model_of_an_earlier_version_by_its_path(
+    recipe: Recipe, command: Command, tmp_path: Path, digest: str, is_found: bool
+) -> None:
+    storage = copy_with_base(recipe, tmp_path, recipe.study.model.path, digest)
+    (line,) = command("inspect", str(storage), "--json", "--limit", "1")
+    assert ("before" in json.loads(line)) is is_found
+
+
+def copy_with_base(recipe: Recipe, folder: Path, path: str, digest: str) -> Path:
+    """A copy of a run in which the answers before training are of a model with this path and digest."""
+    storage = shutil.copytree(recipe.storage, folder / "storage")
+    record = storage / make_plan(recipe).evaluate_base.artifact.folder / "provenance.json"
+    provenance = json.loads(record.read_text())
+    provenance["settings"]["model"]["path"] = path
+    record.write_text(json.dumps(provenance | {"model_digest": digest}))
+    return storage

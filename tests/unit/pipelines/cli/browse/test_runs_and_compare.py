@@ -15,6 +15,7 @@ from pos2distill.records import QUESTIONS
 from pos2distill.store.lease import hold_lease
 from tests.support.commands import Command, run_evaluate, run_study
 from tests.support.privileges import respecting_modes
+from tests.support.reports import scale_search
 
 
 def test_runs_are_named_where_their_folder_was_left_out(
@@ -268,6 +269,19 @@ def test_compare_takes_evaluated_models(evaluated: Path, recipe: Recipe, command
     assert command("compare", f"{one}/evaluation")[0].startswith(f"[0] {one}/evaluation: base model ")
 
 
+def test_compare_shows_a_base_once_however_its_path_was_typed(
+    recipe: Recipe, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Path(recipe.study.model.path)
+    monkeypatch.chdir(model.parent)
+    path = str(Path(recipe.study.data.path).parent / "recipe.yaml")
+    storage = str(tmp_path / "run")
+    run_evaluate(load_recipe(path, [f"runtime.storage={storage}", f"model.path=./{model.name}"]))
+    command("runs", storage)  # reads what the evaluation has printed
+    shown = json.loads(command("compare", storage, recipe.storage, "--json")[0])["runs"]
+    assert [(run["model"], run["path"]) for run in shown] == [("base", str(model)), ("distilled", str(model))]
+
+
 def copy_with_settings(storage: str | Path, copy: Path, folder: str, section: str, **settings: Any) -> Path:
     """A copy of a run, in whose report or evaluation these settings of a section are others."""
     shutil.copytree(storage, copy)
@@ -297,16 +311,44 @@ def test_compare_shows_the_base_of_another_run_if_it_is_another(
 
 
 @pytest.mark.parametrize(
-    ("scales", "shown"), [([1.1], "1.1"), ([1.0, 1.5, 1.25], "1 to 1.5"), ([], "(genetic search)")]
+    ("scales", "search", "shown"),
+    [
+        ([1.1], None, "1.1"),
+        ([1.0, 1.5, 1.25], None, "1 to 1.5"),
+        (scale_search()["scales"], scale_search(), "(genetic search)"),
+    ],
 )
 def test_runs_and_compare_show_the_scales_that_were_given_or_how_they_were_searched(
-    evaluated: Path, command: Command, tmp_path: Path, scales: list[float], shown: str
+    evaluated: Path,
+    command: Command,
+    tmp_path: Path,
+    scales: list[float],
+    search: dict[str, Any] | None,
+    shown: str,
 ) -> None:
+    """The settings of a summary hold the scales in both cases."""
     copy = copy_with_settings(
         evaluated / "one", tmp_path / "copy", "evaluation", "inference", method="lpes", scales=scales
     )
+    path = copy / "evaluation" / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"search": search}))
     assert f" with lpes {shown} on " in command("runs", str(copy))[0]
     assert f" with lpes {shown}, " in command("compare", str(copy))[0]
+
+
+def test_runs_and_compare_name_the_search_of_a_run_that_searched(
+    recipe: Recipe, command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(Path(recipe.study.data.path).parent / "recipe.yaml")
+    search = "inference.search={strategy: uniform, population: 2, examples: 2}"
+    words = [f"runtime.storage={tmp_path}/searched", "data.eval_examples=2", "inference.method=lpes", search]
+    run_evaluate(load_recipe(path, words))
+    capsys.readouterr()
+    summary = json.loads((tmp_path / "searched" / "evaluation" / "summary.json").read_text())
+    assert summary["settings"]["inference"]["scales"] == summary["search"]["scales"]
+    (run,) = json.loads(command("runs", f"{tmp_path}/searched", "--json")[0])
+    assert (run["inference"], run["scales"], run["search"]) == ("lpes", [], "uniform")
+    assert " with lpes (uniform search), " in command("compare", f"{tmp_path}/searched")[0]
 
 
 def test_compare_gives_no_gap_of_a_model_without_a_correct_answer(
