@@ -5,7 +5,7 @@ from typing import Any
 
 from pos2distill.config import Recipe
 from pos2distill.config.evaluation_recipe import DEFAULT_EXAMPLES, evaluation_recipe
-from pos2distill.config.overrides import overrides_setting
+from pos2distill.config.overrides import overrides_setting, split_override
 from pos2distill.errors import UserError
 
 SETTINGS_OF_ARGUMENTS = {
@@ -47,12 +47,20 @@ def recipe_of_questions(
 
 
 def _reject_set_twice(arguments: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Reject an argument beside an override of its setting, which would replace it.
+    """Reject an argument beside an override of its setting or of a section around it, which would replace it.
 
     Raises:
         UserError: naming both.
     """
     for name, value in arguments.items():
         setting = SETTINGS_OF_ARGUMENTS[name]
-        if value is not None and any(overrides_setting(override, setting) for override in overrides):
+        replacing = [split_override(override)[0] for override in overrides if overrides_setting(override, setting)]
+        if value is None or not replacing:
+            continue
+        if setting in replacing:
             raise UserError(f"{name}: {setting} is set too; give one of them")
+        section = replacing[0]
+        raise UserError(
+            f"{name}: {setting} would be replaced with its whole section {section}; set fields of the section instead, "
+            f"as {section}.FIELD"
+        )

@@ -12,6 +12,9 @@ import fsspec
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
+_WITHOUT_FOLDERS = frozenset({"s3", "gs", "abfs"})
+"""Protocols of object stores, each one of those that its package names."""
+
 
 def list_matching(fs: fsspec.AbstractFileSystem, folder: str, pattern: str, *, with_folders: bool = False) -> list[str]:
     """The files in a folder whose names match, sorted; those that other processes wrote too. Empty without it.
@@ -75,7 +78,8 @@ def make_folder(fs: fsspec.AbstractFileSystem, path: str) -> None:
     There, s3fs 2026.9 takes any failed request for a missing bucket, and tries to create it: if the store is busy, the
     answer is then that this user may not.
     """
-    if not isinstance(fs, AsyncFileSystem):
+    protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
+    if not _WITHOUT_FOLDERS.intersection(protocols):
         fs.makedirs(path, exist_ok=True)
 
 

@@ -5,6 +5,7 @@ Each check is a function of what a command is about to do. Ray is not imported, 
 
 import glob
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from pos2distill.config import PoolSection, Recipe, TrainersSection
 from pos2distill.errors import MachineError, TransientError, UserError
@@ -125,13 +126,18 @@ def check_storage_folder(run: PendingRun) -> None:
         )
 
 
-def check_folder_names(run: PendingRun) -> None:
-    """Raise if vLLM would load a model from a folder whose name looks like a pattern.
+def check_model_folders(run: PendingRun) -> None:
+    """Raise if vLLM would find no weights in a model's folder, or two copies of them.
 
-    vLLM 0.32 finds weights by a pattern that begins with their folder, so that in some folders it finds none.
+    vLLM 0.32 finds weights by a pattern that begins with their folder, so that it finds none in a folder whose name
+    looks like a pattern.
     """
     if run.study.model.engine != "vllm":
         return
+    from pos2distill.sampling.engines import vllm_arguments
+
+    # A URL or a hub name is no folder here, and their copies on this machine leave such files out.
+    vllm_arguments.reject_unindexed_copy(run.study.model, Path(run.study.model.path))
     folders = {"model.path": run.study.model.path}
     if run.trains or run.plan.evaluate_distilled in run.pending:
         folders["runtime.storage"] = run.recipe.storage
@@ -226,7 +232,7 @@ CHECKS: tuple[Callable[[PendingRun], None], ...] = (
     check_lasting_storage,
     check_revision,
     check_storage_folder,
-    check_folder_names,
+    check_model_folders,
     check_tracker_logins,
     check_ray,
     check_rights,

@@ -24,7 +24,8 @@ def add_model_options(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--model",
         metavar="PATH|NAME",
-        help="folder, URL or hub name of a model; with --base-url, its name on the server",
+        help="folder, URL or hub name of a model; with --base-url, its name on the server (with model.api=completions, "
+        "the folder of its tokenizer; runtime.endpoint.served_model is the name then)",
     )
     group.add_argument(
         "--data", metavar="FILE", help="file with questions as JSON Lines (docs/data.md); none is reserved for training"

@@ -195,6 +195,7 @@ def _acquire(fs: fsspec.AbstractFileSystem, path: str, me: _Holder, storage: str
         try:
             if waiting.try_once():
                 return
+            waiting.last_answer = time.monotonic()
         except Exception as error:  # fsspec's file systems share no base class for failed requests
             if not (is_transient(error) and waiting.may_outlast_failure()):
                 raise
@@ -210,7 +211,8 @@ class _Waiting:
         self.me = me
         self.storage = storage
         self.last_data: bytes | None = None  # what another holder has written
-        self.last_change = self.last_answer = time.monotonic()
+        self.last_change = time.monotonic()
+        self.last_answer = time.monotonic()  # the last try of which no request failed
         self.last_printed = ""
 
     def may_outlast_failure(self) -> bool:
@@ -223,7 +225,6 @@ class _Waiting:
     def try_once(self) -> bool:
         """Whether the file is ours. Otherwise create it if it is absent, remove that of a dead holder, or wait."""
         data = read_if_any(self.fs, self.path)
-        self.last_answer = time.monotonic()
         if data is None:
             _create(self.fs, self.path, _to_bytes(self.me))
             if self.last_data is not None:

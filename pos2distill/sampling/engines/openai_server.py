@@ -13,8 +13,9 @@ from pos2distill.sampling.engines.protocol import engine_error_text
 
 # For each request of a check: a wrong address is reported within 20 s.
 _CHECK_TIMEOUT_SECONDS = 8.0
-# With HTTP 400, OpenRouter says "NAME is not a valid model ID", and LiteLLM "Invalid model name passed in model=NAME".
-_UNKNOWN_MODEL = re.compile(r"not a valid model|invalid model name", re.IGNORECASE)
+# OpenRouter says "NAME is not a valid model ID", LiteLLM "Invalid model name passed in model=NAME", Mistral "Invalid
+# model: NAME", DeepSeek "Model Not Exist".
+_UNKNOWN_MODEL = re.compile(r"not a valid model|invalid model(:| name)|model (does )?not exist", re.IGNORECASE)
 
 
 def read_api_key(settings: EndpointSection) -> str:
@@ -112,20 +113,25 @@ def _require_answer(model: ModelSection, settings: EndpointSection, unknown: Use
                 client.chat.completions.create(model=name, messages=[{"role": "user", "content": "1"}], max_tokens=1)
             else:
                 client.completions.create(model=name, prompt="1", max_tokens=1)
-        except openai.InternalServerError as error:
-            raise UserError(
-                f"{settings.base_url}: answers with an error of the server (HTTP {error.status_code}); is it ready? "
-                f"(runtime.endpoint.base_url)"
-            ) from None
-        except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
-            raise _refused_key(settings, error) from None
-        except openai.NotFoundError:
-            raise unknown from None
-        except openai.BadRequestError as error:
-            if error.code == "model_not_found" or _UNKNOWN_MODEL.search(error.message):
+        except openai.APIStatusError as error:
+            if _names_unknown_model(error):
                 raise unknown from None
-        except openai.APIError:  # the first prompt will report it
+            if isinstance(error, openai.InternalServerError):
+                raise UserError(
+                    f"{settings.base_url}: answers with an error of the server (HTTP {error.status_code}); is it "
+                    f"ready? (runtime.endpoint.base_url)"
+                ) from None
+            if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
+                raise _refused_key(settings, error) from None
+            # The first prompt will report others.
+        except openai.APIError:
             return
+
+
+def _names_unknown_model(error: openai.APIStatusError) -> bool:
+    """Whether a server says, in one of the ways that servers have, that it has no such model."""
+    is_named = error.code == "model_not_found" or error.type == "invalid_model"
+    return error.status_code == 404 or is_named or _UNKNOWN_MODEL.search(error.message) is not None
 
 
 def _no_model_or_api(model: ModelSection, settings: EndpointSection) -> UserError:

@@ -70,7 +70,7 @@ def engine_arguments(
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     folder = checked_folder(model)
-    _reject_unindexed_copy(model, Path(folder))
+    reject_unindexed_copy(model, Path(folder))
     return AsyncEngineArgs(
         model=folder,
         **_determined_arguments(model, settings, scales, device=device),
@@ -108,6 +108,24 @@ def check_engine_args(model: ModelSection, settings: VllmSection, *, device: str
             )
 
 
+def reject_unindexed_copy(model: ModelSection, folder: Path) -> None:
+    """Raise if Mistral's own copy of the weights is beside a model without an index.
+
+    vLLM 0.32 reads the files that the index names; without an index it reads all, so it would mix the two.
+
+    Args:
+        folder: with the model's files. Nothing is checked if there is none.
+    Raises:
+        UserError: naming the copy.
+    """
+    copies = sorted(path.name for path in folder.glob(_MISTRAL_COPIES))
+    if copies and not (folder / INDEX).exists():
+        raise UserError(
+            f"{model.path}: holds {copies[0]} and no {INDEX}, so vLLM would read both copies of the weights; move "
+            f"{copies[0]} to another folder, or set model.engine to hf"
+        )
+
+
 def argument_names() -> set[str]:
     """The names of all arguments of vLLM's engine, read from its source (vLLM 0.32).
 
@@ -128,19 +146,6 @@ def argument_names() -> set[str]:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
         if not statement.target.id.startswith("_")  # vLLM's own
     }
-
-
-def _reject_unindexed_copy(model: ModelSection, folder: Path) -> None:
-    """Raise if Mistral's own copy of the weights is beside a model without an index.
-
-    vLLM 0.32 reads the files that the index names; without an index it reads all, so it would mix the two.
-    """
-    copies = sorted(path.name for path in folder.glob(_MISTRAL_COPIES))
-    if copies and not (folder / INDEX).exists():
-        raise UserError(
-            f"{model.path}: holds {copies[0]} and no {INDEX}, so vLLM would read both copies of the weights; move "
-            f"{copies[0]} to another folder, or set model.engine to hf"
-        )
 
 
 def _determined_arguments(

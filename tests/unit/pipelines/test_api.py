@@ -376,7 +376,12 @@ def test_functions_reject_what_does_not_fit(make_recipe: Callable[..., Recipe], 
     ("argument", "settings", "message"),
     [
         ({}, {"model.path": "b"}, "model: model.path is set too; give one of them"),
-        ({}, {"model": {"path": "b"}}, "model: model.path is set too; give one of them"),
+        (
+            {},
+            {"model": {"engine": "hf"}},
+            "model: model.path would be replaced with its whole section model; set fields of the section instead, as "
+            "model.FIELD",
+        ),
         ({}, {"data.path": "b"}, "data: data.path is set too; give one of them"),
         ({"documents": 4}, {"data.documents": 3}, "documents: data.documents is set too; give one of them"),
         ({"examples": 5}, {"data.eval_examples": 3}, "examples: data.eval_examples is set too; give one of them"),

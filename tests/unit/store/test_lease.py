@@ -161,7 +161,22 @@ def test_hold_lease_stops_waiting_for_a_storage_that_stays_silent_or_refuses(
     if kind is PermissionError:
         assert len(calls) == 2
     else:
-        assert calls[-1] - calls[0] > MISSED_PERIODS * PERIOD
+        assert calls[-1] - calls[0] > MISSED_PERIODS * PERIOD / 2
+
+
+def test_hold_lease_stops_waiting_for_a_storage_that_it_can_only_read(
+    claimed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_to_create(*_: Any) -> None:
+        attempts.append(time.monotonic())
+        raise OSError(errno.EIO, "Input/output error")
+
+    attempts: list[float] = []
+    write_holder(claimed, machine=lease._machine_id(), pid=pid_of_ended_process())
+    monkeypatch.setattr(lease, "_create", fail_to_create)
+    with pytest.raises(OSError, match="Input/output"), hold_lease(claimed, period=PERIOD):
+        pass
+    assert len(attempts) > 2
 
 
 @pytest.mark.parametrize("dead", [False, True])

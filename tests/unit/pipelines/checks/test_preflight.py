@@ -111,6 +111,16 @@ def test_preflight_rejects_names_of_folders_that_vllm_takes_for_patterns(
         run(make_recipe(model={"engine": "vllm", "path": str(folder)}))
 
 
+def test_preflight_rejects_two_copies_of_the_weights_for_vllm(
+    make_recipe: Make, tiny_model_path: str, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_model_path, tmp_path / "mistral")
+    (folder / "consolidated.safetensors").write_bytes(b"old")
+    message = f"{folder}: holds consolidated.safetensors and no model.safetensors.index.json, so vLLM would read both"
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+        run(make_recipe(model={"engine": "vllm", "path": str(folder)}))
+
+
 def test_preflight_rejects_arguments_that_vllm_does_not_have(make_recipe: Make) -> None:
     arguments = {"kv_cache_dtpye": "fp8"}
     message = "model.engine_args: kv_cache_dtpye: vLLM has no such argument; did you mean 'kv_cache_dtype'?"

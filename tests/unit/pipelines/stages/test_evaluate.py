@@ -362,14 +362,16 @@ def test_evaluate_rejects_wrong_addresses_and_names(server: FakeServer, capsys: 
         ),
         (
             ["evaluate", "--model", "m", "--data", "d", "--slots", "3", "evaluation={max_new_tokens: 20}"],
-            "--slots: evaluation.slots is set too; give one of them",
+            "--slots: evaluation.slots would be replaced with its whole section evaluation; set fields of the section "
+            "instead, as evaluation.FIELD",
         ),
-        *(
-            (
-                ["evaluate", "--model", "m", "--data", "d", setting],
-                "error: --model: model.path is set too; give one of them\n",
-            )
-            for setting in ("model.path=b", "model={path: b}")
+        (
+            ["evaluate", "--model", "m", "--data", "d", "model.path=b"],
+            "error: --model: model.path is set too; give one of them\n",
+        ),
+        (
+            ["evaluate", "--model", "m", "--data", "d", "model={path: b}"],
+            "error: --model: model.path would be replaced with its whole section model; set fields of the section",
         ),
         (
             ["evaluate", "--model", "m", "--data", "d", "data.path=b"],
