@@ -1,8 +1,8 @@
 """The records that stages exchange: typed, with one Arrow schema each.
 
 Slots are 0-based; `Slots` are those of an example's gold documents, in hop order: one for one gold document, a pair for
-two hops. Token ids are int32. `SCHEMA_VERSION` rises whenever a schema changes its meaning, or equal settings make other
-prompts; an artifact of another version is rejected.
+two hops. Token ids are int32. `SCHEMA_VERSION` rises whenever a schema changes its meaning, or equal settings make
+other prompts; an artifact of another version is rejected.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
