@@ -10,7 +10,7 @@ from pathlib import Path
 from pos2distill.config import PoolSection, Recipe, TrainersSection
 from pos2distill.errors import MachineError, TransientError, UserError
 from pos2distill.faults import refuses_access
-from pos2distill.models.files import files_version, is_hub_name
+from pos2distill.models.files import files_version, is_hub_name, reject_unindexed_copy
 from pos2distill.store.checkpoint_layout import MODEL_FOLDER
 from pos2distill.store.storage import check_storage
 from pos2distill.training.trackers import check_trackers
@@ -134,10 +134,8 @@ def check_model_folders(run: PendingRun) -> None:
     """
     if run.study.model.engine != "vllm":
         return
-    from pos2distill.sampling.engines import vllm_arguments
-
     # A URL or a hub name is no folder here, and their copies on this machine leave such files out.
-    vllm_arguments.reject_unindexed_copy(run.study.model, Path(run.study.model.path))
+    reject_unindexed_copy(run.study.model, Path(run.study.model.path))
     folders = {"model.path": run.study.model.path}
     if run.trains or run.plan.evaluate_distilled in run.pending:
         folders["runtime.storage"] = run.recipe.storage

@@ -25,6 +25,8 @@ _SAMPLES = 256
 # The files of a model folder other than its weights. `.py` matters with trust_remote_code only; hashing it is harmless.
 _MODEL_FILES = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".py")
 _SAME_AFTER_A_CHANGE = {"name", "size", "type"}  # fields of a listing that do not change with the content
+SINGLE_FILE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 _MISTRAL_COPY = "consolidated"  # Mistral's own copy of the same weights begins with this
 _HUB_SECONDS = 8.0  # until the hub counts as unreachable
 
@@ -138,6 +140,24 @@ _COPIED_FILES = (
     "processor_config.json",
     "video_preprocessor_config.json",
 )
+
+
+def reject_unindexed_copy(model: ModelSection, folder: Path) -> None:
+    """Raise if Mistral's own copy of the weights is beside a model without an index.
+
+    vLLM 0.32 reads the files that the index names; without an index it reads all, so it would mix the two.
+
+    Args:
+        folder: with the model's files. Nothing is checked if there is none.
+    Raises:
+        UserError: naming the copy.
+    """
+    copies = sorted(path.name for path in folder.glob(f"{_MISTRAL_COPY}*.safetensors"))
+    if copies and not (folder / INDEX).exists():
+        raise UserError(
+            f"{model.path}: holds {copies[0]} and no {INDEX}, so vLLM would read both copies of the weights; move "
+            f"{copies[0]} to another folder, or set model.engine to hf"
+        )
 
 
 def copy_other_configs(model: ModelSection, folder: Path) -> None:

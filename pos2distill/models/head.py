@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
 from pos2distill.models.architecture import load_config
-from pos2distill.models.files import local_folder
+from pos2distill.models.files import INDEX, SINGLE_FILE, local_folder
 from pos2distill.models.loss_head import float32_logits
-from pos2distill.models.stored_tensors import INDEX, SINGLE_FILE, read_weight_map
+from pos2distill.models.stored_tensors import read_weight_map
 
 # Suffixes of tensor names, in order of preference: if the head is tied to the embedding, a checkpoint holds only the
 # embedding. `embed_out` and `embed_in` are GPT-NeoX's. A prefix says where the language model is in a larger one.

@@ -10,9 +10,7 @@ from fsspec import AbstractFileSystem
 
 from pos2distill.errors import UserError
 from pos2distill.literal_paths import last_part, list_matching
-
-SINGLE_FILE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
+from pos2distill.models.files import INDEX, SINGLE_FILE
 
 # Types that safetensors 0.8 writes. The others are not floating-point types that a model is loaded from.
 DTYPES = {

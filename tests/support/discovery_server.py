@@ -1,11 +1,12 @@
 """A Kubernetes API on loopback that knows kinds and no objects: enough for the client side of kubectl."""
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.support.servers import running
 
 # Kinds with the names of their resources, by API version.
 _RESOURCES = {
@@ -69,12 +70,5 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def discovery_server() -> Iterator[str]:
     """The URL of a running server."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), _Handler)) as url:
+        yield url

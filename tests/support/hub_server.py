@@ -4,7 +4,6 @@ import base64
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +13,8 @@ from typing import Any
 
 import pytest
 from huggingface_hub.utils.tqdm import disable_progress_bars
+
+from tests.support.servers import running
 
 TOKEN = "a-token"
 COMMIT = "0123" * 10  # the commit of every repository
@@ -157,16 +158,8 @@ def hub_server() -> Iterator[Hub]:
     """The hub, until the end of the context. It refuses requests without `TOKEN`."""
     hub = Hub()
     handler = type("Handler", (_Handler,), {"hub": hub})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    hub.address = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as hub.address:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def use_hub(monkeypatch: pytest.MonkeyPatch, address: str, cache: Path) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 from moto.server import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
+from tests.support.servers import running
+
 FAULTS = ("refused", "answer lost", "connection dropped", "answer cut")
 
 
@@ -82,14 +84,8 @@ def s3_server(fault_probability: float = 0.0, seed: int = 0, port: int = 0) -> I
     """A running server: its URL, and the application, which counts the requests by what happened to them."""
     app = Faulty(DomainDispatcherApplication(create_backend_app), fault_probability, seed)
     server = make_server("127.0.0.1", port, app, threaded=True, request_handler=Quiet)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", app
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with running(server) as url:
+        yield url, app
 
 
 class Quiet(MotoRequestHandler):

@@ -11,8 +11,8 @@ from pos2distill.config import ModelSection, VllmSection
 from pos2distill.errors import UserError, did_you_mean_one
 from pos2distill.models.architecture import context_length
 from pos2distill.models.downloaded import checked_folder
+from pos2distill.models.files import reject_unindexed_copy
 from pos2distill.models.rope.curves import CONFIG_KEY
-from pos2distill.models.stored_tensors import INDEX
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -41,7 +41,6 @@ _OF_OTHER_MODELS = (
     "tokenizer_revision",
     "weight_transfer_config",
 )
-_MISTRAL_COPIES = "consolidated*.safetensors"  # Mistral's own copy of the weights
 _OF_OTHER_CODE = ("io_processor_plugin", "logits_processors", "reasoning_parser_plugin", "scheduler_cls", "worker_cls")
 _OF_SERVERS = ("max_num_queued_reqs", "max_num_queued_tokens")
 _OF_SEVERAL_NODES = ("nnodes", "node_rank", "master_addr", "master_port")
@@ -106,24 +105,6 @@ def check_engine_args(model: ModelSection, settings: VllmSection, *, device: str
                 f"{field}: an engine is divided by runtime.vllm.tensor_parallel_size alone; for more engines set "
                 f"runtime.samplers.max"
             )
-
-
-def reject_unindexed_copy(model: ModelSection, folder: Path) -> None:
-    """Raise if Mistral's own copy of the weights is beside a model without an index.
-
-    vLLM 0.32 reads the files that the index names; without an index it reads all, so it would mix the two.
-
-    Args:
-        folder: with the model's files. Nothing is checked if there is none.
-    Raises:
-        UserError: naming the copy.
-    """
-    copies = sorted(path.name for path in folder.glob(_MISTRAL_COPIES))
-    if copies and not (folder / INDEX).exists():
-        raise UserError(
-            f"{model.path}: holds {copies[0]} and no {INDEX}, so vLLM would read both copies of the weights; move "
-            f"{copies[0]} to another folder, or set model.engine to hf"
-        )
 
 
 def argument_names() -> set[str]:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from threading import Thread
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
@@ -19,6 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from pos2distill.errors import UserError
 from pos2distill.training.step_record import StepRecord
 from pos2distill.training.trackers import ExperimentTracker, TrackedRun, check_trackers, open_tracker
+from tests.support.servers import running
 
 RECORD = StepRecord(
     examples=("a", "b"),
@@ -84,14 +84,8 @@ def server(status: int) -> Iterator[str]:
         def log_message(self, format: str, *arguments: Any) -> None:
             """Nothing."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as started:
-        thread = Thread(target=started.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{started.server_port}"
-        finally:
-            started.shutdown()
-            thread.join()
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as url:
+        yield url
 
 
 def refusal(name: str) -> str:

@@ -1,7 +1,6 @@
 """The client of the job API, between a dashboard and a proxy that are both on this machine."""
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,6 +9,7 @@ import pytest
 import ray
 
 from pipelines.jobs.client import connect, is_this_machine
+from tests.support.servers import running
 
 Requests = list[str]
 """The address that each request names."""
@@ -32,14 +32,8 @@ def dashboard() -> Iterator[tuple[str, Requests]]:
         def log_message(self, *arguments: object) -> None:
             """Print nothing of each request."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.server_port}", requests
-        finally:
-            server.shutdown()
-            thread.join()
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as url:
+        yield url.removeprefix("http://"), requests
 
 
 @pytest.fixture(autouse=True)
