@@ -14,7 +14,7 @@ from pos2distill.errors import UserError
 from pos2distill.evaluation.scores import Curve, Grid, to_grid
 from pos2distill.literal_paths import last_part, list_matching
 from pos2distill.store.artifacts import MANIFEST, Artifact
-from pos2distill.store.lease import named_holder
+from pos2distill.store.lease_file import named_holder
 from pos2distill.store.storage import RUN_FILE, run_name
 from pos2distill.urls import open_url, storage_errors
 

@@ -19,21 +19,9 @@ its periods: five minutes by default, so that a storage that does not answer for
 process measures this with its own clock; clocks of different machines are never compared. A holder notices a period
 earlier, and in a thread that waits for no storage: a request to a server that accepts it and says nothing can take
 minutes (404 s with s3fs 2026.9). A process that was paused looks at the file first.
-
-Creation is exclusive: `open(..., "x")` on a disk, a conditional PUT on an object store. fsspec (2024.12 and later)
-spells the latter `pipe_file(..., mode="create")`: s3fs sends `If-None-Match: *`
-(docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html), gcsfs `ifGenerationMatch=0`, adlfs
-`overwrite=False`. S3 answers 412, and s3fs raises FileExistsError, if the object exists.
-
-Removal is not conditional on object stores: two drivers that find the same dead holder may remove each other's new
-file. Therefore a driver that replaced a dead holder waits before it reads its file back, and a holder that was paused
-in between finds the other's file at its next renewal. For that time two drivers may write; the sample store allows two
-writers. On a disk, a lock on the dead holder's file rules this out.
 """
 
 import contextlib
-import fcntl
-import json
 import os
 import socket
 import sys
@@ -41,47 +29,21 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
-from typing import BinaryIO
 
 import fsspec
-from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import ExitCode, TransientError
 from pos2distill.faults import error_text, fix_hint, is_transient
 from pos2distill.store.files import read_if_any, write_bytes
+from pos2distill.store.lease_file import Holder, create, from_bytes, is_dead, is_ours, machine_id, remove, to_bytes
 from pos2distill.store.storage import DRIVER_FILE
 from pos2distill.urls import open_url
 
 _PERIOD_SECONDS = 10.0  # between renewals
 _MISSED_PERIODS = 30  # without a renewal, until a holder counts as dead
 _POLLS_PER_PERIOD = 5  # how often a waiting driver reads the lease
-
-
-@dataclass(frozen=True, slots=True)
-class _Holder:
-    """Content of `driver.json`.
-
-    Attributes:
-        machine: on which `pid` is this process.
-        beat: number of renewals.
-        period: seconds between renewals.
-        missed_periods: without a renewal, until this holder counts as dead.
-    """
-
-    owner: str
-    host: str
-    machine: str
-    pid: int
-    since: str
-    period: float
-    missed_periods: int
-    beat: int = 0
-
-    def __str__(self) -> str:
-        return f"process {self.pid} on {self.host} since {self.since}"
 
 
 def exit_immediately(line: str) -> None:
@@ -170,7 +132,7 @@ def hold_lease(
     """
     fs, path = open_url(f"{storage.rstrip('/')}/{DRIVER_FILE}", "runtime.storage")
     since = datetime.now().astimezone().isoformat(" ", "seconds")
-    me = _Holder(uuid.uuid4().hex, socket.gethostname(), _machine_id(), os.getpid(), since, period, missed_periods)
+    me = Holder(uuid.uuid4().hex, socket.gethostname(), machine_id(), os.getpid(), since, period, missed_periods)
     _acquire(fs, path, me, storage)
     lease = Lease()
     renewal = _Renewal(fs, path, me, storage, on_lost or lease.mark_lost)
@@ -179,7 +141,7 @@ def hold_lease(
         # Whatever the storage does, the body's own outcome counts; a file that stays names a process that has ended.
         if renewal.end():
             with contextlib.suppress(Exception):
-                if _is_ours(read_if_any(fs, path), me):
+                if is_ours(read_if_any(fs, path), me):
                     fs.rm_file(path)
 
     try:
@@ -188,7 +150,7 @@ def hold_lease(
         lease.run_when_idle(release)
 
 
-def _acquire(fs: fsspec.AbstractFileSystem, path: str, me: _Holder, storage: str) -> None:
+def _acquire(fs: fsspec.AbstractFileSystem, path: str, me: Holder, storage: str) -> None:
     """Return once the file is ours."""
     waiting = _Waiting(fs, path, me, storage)
     while True:
@@ -205,7 +167,7 @@ def _acquire(fs: fsspec.AbstractFileSystem, path: str, me: _Holder, storage: str
 class _Waiting:
     """Looks at the file until it is ours."""
 
-    def __init__(self, fs: fsspec.AbstractFileSystem, path: str, me: _Holder, storage: str) -> None:
+    def __init__(self, fs: fsspec.AbstractFileSystem, path: str, me: Holder, storage: str) -> None:
         self.fs = fs
         self.path = path
         self.me = me
@@ -226,25 +188,25 @@ class _Waiting:
         """Whether the file is ours. Otherwise create it if it is absent, remove that of a dead holder, or wait."""
         data = read_if_any(self.fs, self.path)
         if data is None:
-            _create(self.fs, self.path, _to_bytes(self.me))
+            create(self.fs, self.path, to_bytes(self.me))
             if self.last_data is not None:
                 # Another driver may have seen the same dead holder and may still replace our file: wait, then check.
                 time.sleep(self.me.period / _POLLS_PER_PERIOD)
             return False
-        if _is_ours(data, self.me):
+        if is_ours(data, self.me):
             return True
-        holder = _from_bytes(data)
+        holder = from_bytes(data)
         if data != self.last_data:
             self.last_data = data
             self.last_change = time.monotonic()
-        if _is_dead(holder or self.me, silent_for=time.monotonic() - self.last_change):
-            _remove(self.fs, self.path, data)
+        if is_dead(holder or self.me, silent_for=time.monotonic() - self.last_change):
+            remove(self.fs, self.path, data)
             return False
         self._print_once(holder)
         time.sleep(self.me.period / _POLLS_PER_PERIOD)
         return False
 
-    def _print_once(self, holder: _Holder | None) -> None:
+    def _print_once(self, holder: Holder | None) -> None:
         """Say who holds the lease, whenever it is another one."""
         who = str(holder or "an unknown process")
         if who == self.last_printed:
@@ -266,7 +228,7 @@ class _Renewal:
         self,
         fs: fsspec.AbstractFileSystem,
         path: str,
-        me: _Holder,
+        me: Holder,
         storage: str,
         on_lost: Callable[[str], None],
     ) -> None:
@@ -299,7 +261,7 @@ class _Renewal:
                     self._report_loss("another run took over because this one did not renew its lease")
                     return
                 self.me = replace(self.me, beat=self.me.beat + 1)
-                write_bytes(self.fs, self.path, _to_bytes(self.me))
+                write_bytes(self.fs, self.path, to_bytes(self.me))
                 self.last_began, self.failure = began, None
             except Exception as error:  # fsspec's file systems share no base class for failed requests
                 self.failure = error
@@ -307,9 +269,9 @@ class _Renewal:
     def _is_still_ours(self) -> bool:
         """Reads once more if reading took long: this process may have been paused meanwhile, and replaced."""
         began = time.monotonic()
-        ours = _is_ours(read_if_any(self.fs, self.path), self.me)
+        ours = is_ours(read_if_any(self.fs, self.path), self.me)
         if ours and time.monotonic() - began > self.me.period:
-            return _is_ours(read_if_any(self.fs, self.path), self.me)
+            return is_ours(read_if_any(self.fs, self.path), self.me)
         return ours
 
     def _watch(self) -> None:
@@ -332,109 +294,3 @@ class _Renewal:
                 return
             self.stop.set()
         self.on_lost(f"{self.storage}: {why}; this run stops; run the same command again to continue")
-
-
-def _create(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
-    """Write the file, unless it exists."""
-    if isinstance(fs, LocalFileSystem):
-        _create_on_disk(path, data)
-        return
-    try:
-        fs.pipe_file(path, data, mode="create")
-    except FileExistsError:
-        return
-    except OSError:
-        # s3fs 2026.9 tells an existing file only by the answer of AWS to a single writer; AWS has another one for
-        # writers at the same moment (409), and other stores leave out what it looks for.
-        if read_if_any(fs, path) is None:
-            raise
-
-
-def _create_on_disk(path: str, data: bytes) -> None:
-    # The driver that was waited for removes the folder if it has written nothing.
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    try:
-        # Not through fsspec, whose local file system checks for the file and then opens it: two steps.
-        file = open(path, "xb")  # noqa: SIM115
-    except FileExistsError:
-        return
-    try:
-        with file:
-            file.write(data)
-    except BaseException:  # a full disk, for example: the empty file would be taken for another driver's
-        with contextlib.suppress(OSError):
-            os.remove(path)
-        raise
-
-
-def _remove(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
-    """Remove a dead holder's file. On a disk, only if it still is the file that holds `data`."""
-    with contextlib.suppress(FileNotFoundError):
-        if not isinstance(fs, LocalFileSystem):
-            fs.rm_file(path)
-            return
-        with _open_for_lock(path) as file:
-            with contextlib.suppress(OSError):  # the file system has no locks
-                fcntl.flock(file, fcntl.LOCK_EX)
-            # While this process waited for the lock, another one may have removed or replaced the file.
-            still_there = os.path.samestat(os.fstat(file.fileno()), os.stat(path))
-            if still_there and file.read() == data:
-                os.unlink(path)
-
-
-def _open_for_lock(path: str) -> BinaryIO:
-    """Open a file for writing too, if this user may: NFS refuses an exclusive lock of a file that is only read."""
-    try:
-        return open(path, "r+b")
-    except PermissionError:  # another user's
-        return open(path, "rb")
-
-
-def _to_bytes(holder: _Holder) -> bytes:
-    return (json.dumps(asdict(holder), indent=2) + "\n").encode()
-
-
-def _from_bytes(data: bytes) -> _Holder | None:
-    """The holder, or None if the file is corrupt or not yet fully written."""
-    try:
-        return _Holder(**json.loads(data))
-    except (ValueError, TypeError):
-        return None
-
-
-def named_holder(fs: fsspec.AbstractFileSystem, storage: str) -> str | None:
-    """The process that a storage's lease names, in words; None if none does, or it is gone from this machine."""
-    holder = _from_bytes(read_if_any(fs, f"{storage}/{DRIVER_FILE}") or b"")
-    return str(holder) if holder is not None and not _is_gone(holder) else None
-
-
-def _is_ours(data: bytes | None, me: _Holder) -> bool:
-    holder = _from_bytes(data or b"")
-    return holder is not None and holder.owner == me.owner
-
-
-def _is_dead(holder: _Holder, silent_for: float) -> bool:
-    """Whether a holder's process is gone, or its file did not change for too long."""
-    return silent_for > holder.missed_periods * holder.period or _is_gone(holder)
-
-
-def _machine_id() -> str:
-    """This boot of this machine and this process namespace; where /proc does not exist, the host's name."""
-    try:
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-        return boot_id + os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return socket.gethostname()
-
-
-def _is_gone(holder: _Holder) -> bool:
-    """Whether the holder ran on this machine and its process no longer exists."""
-    if holder.machine != _machine_id():
-        return False
-    try:
-        os.kill(holder.pid, 0)  # signal 0 only checks that the process exists
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        pass  # another user's process
-    return False

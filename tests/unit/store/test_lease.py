@@ -23,6 +23,7 @@ import pytest
 from pos2distill.errors import TransientError
 from pos2distill.store import files, lease
 from pos2distill.store.files import write_bytes
+from pos2distill.store.lease_file import create, machine_id, remove
 from pos2distill.store.storage import claim_storage
 from tests.support.wall_clock import WallClock
 
@@ -172,8 +173,8 @@ def test_hold_lease_stops_waiting_for_a_storage_that_it_can_only_read(
         raise OSError(errno.EIO, "Input/output error")
 
     attempts: list[float] = []
-    write_holder(claimed, machine=lease._machine_id(), pid=pid_of_ended_process())
-    monkeypatch.setattr(lease, "_create", fail_to_create)
+    write_holder(claimed, machine=machine_id(), pid=pid_of_ended_process())
+    monkeypatch.setattr(lease, "create", fail_to_create)
     with pytest.raises(OSError, match="Input/output"), hold_lease(claimed, period=PERIOD):
         pass
     assert len(attempts) > 2
@@ -182,7 +183,7 @@ def test_hold_lease_stops_waiting_for_a_storage_that_it_can_only_read(
 @pytest.mark.parametrize("dead", [False, True])
 def test_hold_lease_admits_one_of_many_drivers_at_a_time(claimed: str, dead: bool) -> None:
     if dead:  # all of them find a dead holder at the same time
-        write_holder(claimed, machine=lease._machine_id(), pid=pid_of_ended_process())
+        write_holder(claimed, machine=machine_id(), pid=pid_of_ended_process())
     inside: list[int] = []
     most: list[int] = []
 
@@ -206,10 +207,10 @@ def test_remove_keeps_a_file_that_replaced_the_dead_holders_on_disk(
 ) -> None:
     """A driver is paused between reading a dead holder's file and removing it, while another one takes over."""
     storage = str(tmp_path)
-    write_holder(storage, machine=lease._machine_id(), pid=pid_of_ended_process())
+    write_holder(storage, machine=machine_id(), pid=pid_of_ended_process())
     paused, resumed, removed = threading.Event(), threading.Event(), threading.Event()
     events: list[str] = []
-    read, remove = files.read_if_any, lease._remove
+    read = files.read_if_any
     reads_of_late: list[str] = []
 
     def count_and_read(fs: Any, path: str) -> bytes | None:
@@ -226,7 +227,7 @@ def test_remove_keeps_a_file_that_replaced_the_dead_holders_on_disk(
             removed.set()
 
     monkeypatch.setattr(lease, "read_if_any", count_and_read)
-    monkeypatch.setattr(lease, "_remove", pause_then_remove)
+    monkeypatch.setattr(lease, "remove", pause_then_remove)
 
     def drive() -> None:
         with hold_lease(storage, period=STEADY_PERIOD):
@@ -260,7 +261,7 @@ def test_hold_lease_does_not_wait_for_a_process_that_ended(claimed: str, capsys:
         "    os._exit(1)\n"  # as after SIGKILL, nothing is cleaned up
     )
     if claimed.startswith("memory"):
-        write_holder(claimed, machine=lease._machine_id(), pid=pid_of_ended_process(), period=1000.0)
+        write_holder(claimed, machine=machine_id(), pid=pid_of_ended_process(), period=1000.0)
     else:
         subprocess.run([sys.executable, "-c", code, claimed], check=False)
     assert lease_file(claimed)[0].exists(lease_file(claimed)[1])
@@ -275,7 +276,7 @@ def test_hold_lease_does_not_wait_for_a_process_that_ended(claimed: str, capsys:
     [
         (None, "an unknown process"),
         ({}, "process 7 on far since noon"),
-        ({"pid": os.getppid(), "machine": lease._machine_id()}, f"process {os.getppid()} on far since noon"),
+        ({"pid": os.getppid(), "machine": machine_id()}, f"process {os.getppid()} on far since noon"),
     ],
 )
 def test_hold_lease_takes_over_from_a_holder_that_does_not_renew(
@@ -303,7 +304,7 @@ def test_hold_lease_waits_for_another_users_process(claimed: str, monkeypatch: p
         raise PermissionError
 
     monkeypatch.setattr(os, "kill", refuse)
-    write_holder(claimed, machine=lease._machine_id(), pid=1)
+    write_holder(claimed, machine=machine_id(), pid=1)
     start = time.monotonic()
     with hold_lease(claimed, period=PERIOD):
         assert time.monotonic() - start > 5 * PERIOD
@@ -609,13 +610,12 @@ def test_hold_lease_survives_a_renewal_that_fails(claimed: str, monkeypatch: pyt
 def test_hold_lease_accepts_its_own_file_after_a_refused_retry(claimed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An object store performs the conditional PUT, the connection breaks, and the retry is refused."""
     fs, path = lease_file(claimed)
-    create = lease._create
 
     def create_twice(*arguments: Any) -> None:
         create(*arguments)
         create(*arguments)
 
-    monkeypatch.setattr(lease, "_create", create_twice)
+    monkeypatch.setattr(lease, "create", create_twice)
     with hold_lease(claimed, period=PERIOD):
         assert fs.exists(path)
 
@@ -625,11 +625,11 @@ def test_create_leaves_no_file_that_it_could_not_write(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "driver.json"
     program = (
         "import fsspec, resource, signal, sys\n"
-        "from pos2distill.store import lease\n"
+        "from pos2distill.store.lease_file import create\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
         "try:\n"
-        "    lease._create(fsspec.filesystem('file'), sys.argv[1], b'me')\n"
+        "    create(fsspec.filesystem('file'), sys.argv[1], b'me')\n"
         "except OSError as error:\n"
         "    raise SystemExit(error.errno)\n"
     )
@@ -652,8 +652,8 @@ def test_create_leaves_a_file_that_another_driver_created(
     monkeypatch.setattr(fs, "pipe_file", refuse)
     if error is not FileExistsError:
         with pytest.raises(OSError, match=r"no|Conflict"):
-            lease._create(fs, path, b"me")
+            create(fs, path, b"me")
     with fs.open(path, "wb") as file:
         file.write(b"other")
-    lease._create(fs, path, b"me")
+    create(fs, path, b"me")
     assert fs.cat_file(path) == b"other"
