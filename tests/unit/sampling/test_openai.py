@@ -215,9 +215,12 @@ def test_openai_takes_a_filtered_answer_for_refused() -> None:
 def test_openai_takes_other_errors_for_failures(status: int, error: object) -> None:
     with serve(FakeServer(instead=lambda prompt: (status, {"error": error}))) as server:
         assert refusals(ask(server, ["What?"], max_retries=0)) == [False]
-    for reason in (None, "error", ["content_filter"]):
-        with serve(FakeServer(finish_reason=reason)) as server:
-            assert refusals(ask(server, ["What?"])) == [False]
+
+
+@pytest.mark.parametrize("reason", [None, "error", ["content_filter"]])
+def test_openai_takes_other_finish_reasons_for_failures(reason: object) -> None:
+    with serve(FakeServer(finish_reason=reason)) as server:
+        assert refusals(ask(server, ["What?"], max_retries=0)) == [False]
 
 
 def test_openai_sends_greedy_requests_with_the_prompt() -> None:
