@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,22 @@ def no_driver_outlives_its_test() -> Iterator[None]:
             end_tree(driver.process.pid)
 
 
-@pytest.fixture(scope="session")
-def local_ray() -> Iterator[None]:
-    """Ray on this machine, started once for the tests that run stages in this process."""
+@contextmanager
+def ray_in_this_process() -> Iterator[None]:
+    """Ray on this machine, for stages that run in this process, unless it is started already."""
+    if ray.is_initialized():
+        yield
+        return
     with connected_to_ray():
         yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def local_ray() -> Iterator[None]:
+    """Ray on this machine. It ends with the module, since all that it has started costs time while it is idle."""
+    with ray_in_this_process():
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -50,10 +61,11 @@ def small_toy() -> Callable[..., Recipe]:
 
 
 @pytest.fixture(scope="session")
-def finished(local_ray: None, small_toy: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+def finished(small_toy: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     """The recipe of a study that has run on Ray, once for all tests. They must not change its artifacts."""
     recipe = small_toy(tmp_path_factory.mktemp("finished"))
-    run_study(recipe)
+    with ray_in_this_process():
+        run_study(recipe)
     return recipe
 
 

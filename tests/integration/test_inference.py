@@ -365,24 +365,12 @@ def test_study_with_scales_exports_a_model_that_has_them(make_recipe: Make, tmp_
     assert "vllm serve FOLDER" in (model / "README.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("strategy", "settings"),
-    [
-        pytest.param("torch", {"lora": {"rank": 4}}, id="lora"),
-        pytest.param("zero3", {}, id="zero3", marks=pytest.mark.slow),
-    ],
-)
-def test_checkpoints_keep_the_scales_of_the_model(
-    make_recipe: Make, request: pytest.FixtureRequest, strategy: str, settings: dict[str, Any]
-) -> None:
-    """With adapters and ZeRO-3, a checkpoint is not simply what was loaded."""
-    runtime: dict[str, Any] = {"executor": "local"}
-    if strategy == "zero3":
-        request.getfixturevalue("local_ray")
-        trainers = {"strategy": "zero3", "workers": 2, "threads": 1, "gradient_checkpointing": False}
-        runtime = {"executor": "ray", "trainers": trainers}
-    inference = {"method": "lpes", "scales": [1.5, 1.2]}
-    recipe = make_recipe(inference=inference, training={"epochs": 1, **settings}, runtime=runtime)
+def test_checkpoints_of_adapters_keep_the_scales_of_the_model(make_recipe: Make) -> None:
+    recipe = make_recipe(
+        inference={"method": "lpes", "scales": [1.5, 1.2]},
+        training={"epochs": 1, "lora": {"rank": 4}},
+        runtime={"executor": "local"},
+    )
     run_distill(recipe)
     folder = f"{make_plan(recipe).distill.artifact.path}/model"
     assert json.loads((Path(folder) / "config.json").read_text())[CONFIG_KEY] == [1.5, 1.2]

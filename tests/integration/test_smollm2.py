@@ -219,12 +219,18 @@ def plain_gradients(study: Study, source: Source) -> tuple[float, dict[str, Tens
     return float(loss), gradients_of(model)
 
 
+@pytest.fixture(scope="module")
+def one_step(study: Study, source: Source) -> tuple[StepRecord, Recorder]:
+    """The product's step in float32."""
+    return train_one_step(source, study)
+
+
 def test_step_has_the_loss_and_gradient_of_a_plain_eager_loop(
-    study: Study, source: Source, plain_gradients: tuple[float, dict[str, Tensor]]
+    one_step: tuple[StepRecord, Recorder], plain_gradients: tuple[float, dict[str, Tensor]]
 ) -> None:
     """The product packs all rows into one sequence and computes their common prefixes once."""
     expected_loss, expected = plain_gradients
-    record, strategy = train_one_step(source, study)
+    record, strategy = one_step
     assert record.loss == pytest.approx(expected_loss, rel=1e-4)
     assert distance(strategy.gradients, expected) < 1e-3 * norm(expected)
 
@@ -269,10 +275,12 @@ def test_step_with_adapters_trains_them_alone_and_saves_a_plain_model(
 
 
 @pytest.fixture(scope="module")
-def checkpoint(study: Study, source: Source, tmp_path_factory: pytest.TempPathFactory) -> ModelSection:
+def checkpoint(
+    study: Study, one_step: tuple[StepRecord, Recorder], tmp_path_factory: pytest.TempPathFactory
+) -> ModelSection:
     """The model after one step, saved, with the tokenizer."""
     folder = tmp_path_factory.mktemp("checkpoint")
-    _, strategy = train_one_step(source, study)
+    _, strategy = one_step
     strategy.save(folder)
     load_tokenizer(study.model).save_pretrained(folder)
     return study.model.model_copy(update={"path": str(folder)})

@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pos2distill.config import Recipe
+from pos2distill.config import ModelSection, Recipe
 from pos2distill.models.architecture import non_persistent_buffers
 from pos2distill.models.load import load_model, load_tokenizer
 from pos2distill.models.packing import ResponseBatch, collate
@@ -321,6 +321,19 @@ def test_zero3_exports_the_dtypes_of_the_initial_model(
         assert exported[name].dtype == weight.dtype
         assert torch.equal(exported[name], weight), name
     assert json.loads((tmp_path / "exported" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+@pytest.mark.slow
+def test_zero3_exports_the_scales_of_the_model(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    recipe = with_sections(make_recipe(method={"name": "seqkd"}), model={"rope_scales": (1.5, 1.2)})
+    run_processes(export_by_zero3, 2, recipe, str(tmp_path))
+    exported = ModelSection(path=str(tmp_path / "exported"), dtype="float32")
+    plain = recipe.study.model.model_copy(update={"rope_scales": ()})
+    ids = torch.arange(5, 60)[None]
+    with torch.no_grad():
+        scaled, found, unscaled = (load_model(each)(ids).logits for each in (recipe.study.model, exported, plain))
+    assert torch.equal(found, scaled)
+    assert not torch.allclose(found, unscaled, atol=1e-3)
 
 
 def export_by_zero3(rank: int, recipe: Recipe, folder: str) -> None:
