@@ -27,5 +27,5 @@ def make_entrypoint(spec: ClusterSpec, job: JobCommand) -> str:
 
 
 def job_storage(spec: ClusterSpec, job: JobCommand) -> str:
-    """Where the results of the job's study are: what its overrides set, or a folder of the spec's storage."""
+    """Where the results of the job's study are: what its recipe or overrides set, or a folder of the spec's storage."""
     return job.storage or f"{spec.storage.url.rstrip('/')}/{job.recipe.name}"

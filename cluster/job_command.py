@@ -7,7 +7,6 @@ from pos2distill.config import Recipe, Study
 from pos2distill.config.commands import COMMAND_FACTS, CommandFacts
 from pos2distill.config.gate import NO_GATE, Gate
 from pos2distill.config.load import load_recipe
-from pos2distill.config.overrides import override_value
 from pos2distill.config.read import RECIPES, find_yaml
 from pos2distill.config.sweep import sweep_cells
 from pos2distill.errors import UserError
@@ -25,7 +24,7 @@ class JobCommand:
         recipe_in_pod: its name in the image, or the path of the user's own.
         cells: the recipe of each study of its sweep; the recipe alone if it has none.
         own_recipe: the user's own recipe, which a ConfigMap brings into the pod; None for a recipe of the image.
-        storage: the storage that the overrides set in place of the spec's; None if they set none.
+        storage: the storage that the recipe or an override sets in place of the spec's; None if neither does.
     """
 
     command: str
@@ -84,13 +83,8 @@ def load_job(
         recipe=recipe,
         cells=tuple(cell for _, cell in sweep_cells(recipe)),
         own_recipe=own,
-        storage=_overridden_storage(overrides),
+        storage=recipe.written_paths.get("runtime.storage"),
     )
-
-
-def _overridden_storage(overrides: Sequence[str]) -> str | None:
-    storage = override_value(overrides, "runtime.storage")
-    return storage if isinstance(storage, str) else None
 
 
 def _reject_secrets(overrides: Sequence[str], options: Sequence[str]) -> None:

@@ -33,6 +33,15 @@ COLLECTOR_SIZE = {"cpu": "200m", "memory": "256Mi"}  # KubeRay's own limits
 # KubeRay gives up on a job if its head has not answered for 300 s, so the pod of a lost head must be deleted earlier.
 _LOST_NODE_SECONDS = 60
 
+# Variables of Ray 2.60's autoscaler, in seconds. Kubernetes takes every request for a pod at once, so that only a pod
+# that does not start shows that a group has no machines.
+_FALLBACK_VARIABLES = {
+    # Then the group counts as failed, and the next one is used. By default after an hour.
+    "RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S": "1200",
+    # Pods that still wait for a machine and that nothing needs any more are deleted. By default never.
+    "RAY_AUTOSCALER_PENDING_NODE_IDLE_TIMEOUT_S": "600",
+}
+
 _WRITABLE_MOUNTS = (("tmp", "/tmp"), ("scratch", HOME))
 # What Kubernetes mounts by itself where a token is mounted automatically.
 _API_ACCESS = "api-access"
@@ -108,16 +117,20 @@ def submitter_template(spec: ClusterSpec, entrypoint: str) -> KubeManifest:
     return _template(spec, spec.head, container, volumes, spot=False, evictable=False)
 
 
-def autoscaler_options() -> KubeManifest:
+def autoscaler_options(*, has_fallbacks: bool) -> KubeManifest:
     """The autoscaler's container, which KubeRay adds to the pod of the head.
 
     Its version is set here and nowhere else: KubeRay 1.7 rejects a cluster that also sets the environment variable.
+
+    Args:
+        has_fallbacks: whether another group may be used when the machines of one do not come.
     """
+    variables = {"HOME": HOME} | (_FALLBACK_VARIABLES if has_fallbacks else {})
     return {
         "version": "v2",
         "resources": {"requests": dict(AUTOSCALER_SIZE), "limits": dict(AUTOSCALER_SIZE)},
         "securityContext": _container_security(),
-        "env": [{"name": "HOME", "value": HOME}],
+        "env": [{"name": name, "value": value} for name, value in variables.items()],
         "volumeMounts": [
             *_writable_mounts(),
             {"name": _API_ACCESS, "mountPath": TOKEN_FOLDER, "readOnly": True},

@@ -43,6 +43,8 @@ from .types import KubeManifest
 SUBMITTER_RETRIES = 6
 
 _HEAD_LABELS = {NODE_TYPE_LABEL: "head"}
+# Ray would count those of its machine, which some container runtimes show to every pod.
+_NO_GPUS = {"num-gpus": "0"}
 
 
 def render(spec: ClusterSpec, job: JobCommand | None = None) -> list[KubeManifest]:
@@ -147,13 +149,13 @@ def cluster_spec(spec: ClusterSpec, disks: Disks, job: JobCommand | None = None)
         "enableInTreeAutoscaling": spec.scales,
     }
     if spec.scales:
-        fields["autoscalerOptions"] = autoscaler_options()
+        fields["autoscalerOptions"] = autoscaler_options(has_fallbacks=bool(spec.sampling_fallbacks))
     if spec.history is not None:
         fields["historyServerOptions"] = {"collectorOptions": collector_options(spec, spec.history)}
     fields["headGroupSpec"] = {
         "labels": dict(POOLS_LABEL),
         # No CPUs, so that Ray places no work on the head: the driver and Ray's own processes request none.
-        "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0", **_object_store(spec.head)},
+        "rayStartParams": {"num-cpus": "0", **_NO_GPUS, "dashboard-host": "0.0.0.0", **_object_store(spec.head)},
         "template": head_template(spec, job.own_recipe if job else None),
     }
     fields["workerGroupSpecs"] = [_worker_group(spec, name, disks[name], job) for name in spec.groups]
@@ -177,12 +179,12 @@ def _worker_group(spec: ClusterSpec, name: str, disk_parts: dict[str, int], job:
         fields["idleTimeoutSeconds"] = group.idle_timeout_s
     preference = list(spec.sampling_groups)
     if name in preference and spec.sampling_fallbacks and spec.scales:
-        # Ray's autoscaler takes the group with the greatest priority on which an actor fits.
+        # Among groups whose nodes have the same CPUs and GPUs, Ray's autoscaler takes the one with the greatest.
         fields["priority"] = len(preference) - preference.index(name)
     fields["labels"] = {**pool.labels, MARKET_LABEL: "spot" if group.spot else "on-demand"}
     if name != "data":  # without the custom resource, no sampler is placed on the nodes for data tasks
         fields["resources"] = {pool.resource: str(pool.units(group.node.gpus))}
-    fields["rayStartParams"] = _object_store(group.node)
+    fields["rayStartParams"] = {**(_NO_GPUS if name == "data" else {}), **_object_store(group.node)}
     disk = disk_of(group.node.scratch, disk_parts)
     fields["template"] = group_template(spec, group, disk, evictable=name != "training")
     return fields

@@ -61,7 +61,7 @@ class ClusterSpec(Section):
     sampling_fallbacks: dict[str, NodeGroup] = Field(
         {},
         description="Further groups for sampling by name, in this order. Each is used when those before it cannot "
-        "provide nodes.",
+        "provide nodes. Their cpus and gpus are those of sampling.",
     )
     training: NodeGroup = Field(description="Nodes for training, on demand, since the loss of one stops all workers.")
     data: NodeGroup | None = Field(
@@ -185,6 +185,19 @@ class ClusterSpec(Section):
             if bool(group.node.gpus) != bool(training_gpus):
                 name, other = ("training", sampling) if group.node.gpus else (sampling, "training")
                 raise ValueError(f"{name}.node.gpus: expected 1 or more, since {other} has GPUs; or set 0 for both")
+        return self
+
+    @model_validator(mode="after")
+    def _check_fallbacks(self) -> "ClusterSpec":
+        """Ray 2.60's autoscaler compares the priority of groups only where its nodes are of the same size to Ray."""
+        for name, group in self.sampling_fallbacks.items():
+            for field in ("gpus", "cpus"):
+                given, expected = getattr(group.node, field), getattr(self.sampling.node, field)
+                if self.scales and given != expected:
+                    raise ValueError(
+                        f"sampling_fallbacks.{name}.node.{field}: {given:g}, but sampling has {expected:g}; set the "
+                        f"same for both, since Ray's autoscaler looks at the order of groups only where this is equal"
+                    )
         return self
 
     @model_validator(mode="after")

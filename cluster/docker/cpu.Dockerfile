@@ -26,4 +26,6 @@ COPY run.py pyproject.toml ./
 COPY cluster ./cluster
 COPY pipelines ./pipelines
 COPY pos2distill ./pos2distill
+# The copies have the modes of the machine that builds, which may hide them from others.
+RUN chmod --recursive go+rX examples run.py pyproject.toml cluster pipelines pos2distill
 USER 1000

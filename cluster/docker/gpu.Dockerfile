@@ -37,7 +37,9 @@ RUN mkdir /layers && mv .venv/lib/python3.11/site-packages/nvidia .venv/lib/pyth
 # Without the CUDA toolkit: the packages contain the CUDA libraries, and the machine provides the driver.
 FROM base
 # The PATH is also in the profile, because a login shell resets it.
-ENV PYTHONUNBUFFERED=1 NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+# NVIDIA_VISIBLE_DEVICES is left to the device plugin and to `docker run --gpus`: `all` would give every GPU of a machine
+# to pods that request none.
+ENV PYTHONUNBUFFERED=1 NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     LD_LIBRARY_PATH=/usr/local/nvidia/lib64
 ENV PATH=/opt/pos2distill/.venv/bin:$PATH
 RUN echo 'PATH=/opt/pos2distill/.venv/bin:$PATH' > /etc/profile.d/pos2distill.sh \
@@ -51,4 +53,6 @@ COPY run.py pyproject.toml ./
 COPY cluster ./cluster
 COPY pipelines ./pipelines
 COPY pos2distill ./pos2distill
+# The copies have the modes of the machine that builds, which may hide them from others.
+RUN chmod --recursive go+rX examples run.py pyproject.toml cluster pipelines pos2distill
 USER 1000

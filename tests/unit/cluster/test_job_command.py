@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from cluster.command import run_cluster
 from cluster.entrypoint import make_entrypoint
 from cluster.job_command import load_job
+from cluster.names import STORAGE_ANNOTATION
+from cluster.render import render
 from cluster.spec import load_cluster
 from pos2distill.config import Recipe
 from pos2distill.config.gate import Gate
@@ -53,7 +56,19 @@ def test_load_job_has_the_storage_that_the_overrides_set(overrides: list[str]) -
     assert make_entrypoint(spec, job).endswith(shlex.join(["quickstart", *overrides]))
 
 
-def test_load_job_has_no_storage_where_no_override_sets_it() -> None:
+def test_load_job_has_the_storage_of_the_recipe(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    recipe = yaml.safe_load((RECIPES / "quickstart.yaml").read_text())
+    recipe.setdefault("runtime", {})["storage"] = "gs://bucket/mine"
+    mine.write_text(yaml.safe_dump(recipe))
+    job = load_job(str(mine))
+    assert job.storage == "gs://bucket/mine"
+    spec = load_cluster("kind", ["network.egress=[{cidr: 0.0.0.0/0}]"])
+    assert "runtime.storage" not in make_entrypoint(spec, job)
+    assert render(spec, job)[-1]["metadata"]["annotations"][STORAGE_ANNOTATION] == "gs://bucket/mine"
+
+
+def test_load_job_has_no_storage_where_nothing_sets_it() -> None:
     assert load_job("quickstart", ["training.epochs=1", "runtime={executor: ray}"]).storage is None
 
 

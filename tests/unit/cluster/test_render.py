@@ -121,7 +121,9 @@ def test_render_is_understood_by_the_autoscaler_of_ray() -> None:
     assert types["sampling"]["labels"] == {"ray-subcluster": "sampling", market: "spot"}
     assert types["training"]["resources"].items() >= {"CPU": 90, "GPU": 8, "trainer": 8}.items()
     assert types["training"]["labels"] == {"pool": "trainer", market: "on-demand"}
-    assert not {"GPU", "sampler", "trainer"} & types["data"]["resources"].keys()
+    assert not {"sampler", "trainer"} & types["data"]["resources"].keys()
+    # Not what Ray finds: some container runtimes show the GPUs of a machine to every pod.
+    assert types["headgroup"]["resources"]["GPU"] == types["data"]["resources"]["GPU"] == 0
     limits = {name: (each["min_workers"], each["max_workers"]) for name, each in types.items()}
     assert limits == {"headgroup": (0, 0), "sampling": (0, 8), "training": (0, 1), "data": (0, 4)}
     assert (types["sampling"]["idle_timeout_s"], types["training"]["idle_timeout_s"]) == (120, 600)

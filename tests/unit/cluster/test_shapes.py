@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,6 +17,7 @@ from cluster.types import KubeManifest
 from cluster.validate import check
 from pipelines.executors.ray.coordinator import _GAUGES
 from pos2distill.errors import UserError
+from pos2distill.node_pools import SAMPLER_UNITS_PER_ACTOR, SAMPLING
 
 ROOT = Path(__file__).parents[3]
 DATA = "data.path=gs://bucket/nq.jsonl.gz"
@@ -65,11 +67,50 @@ def test_render_prefers_the_first_group_for_sampling() -> None:
     assert "DoesNotExist" in str(on_demand["template"]["spec"]["affinity"])
 
 
-def test_render_gives_the_autoscaler_of_ray_the_priorities() -> None:
-    from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+def nodes_for_samplers(count: int, manifest: KubeManifest, recovered: dict[str, float]) -> dict[str, int]:
+    """The nodes that Ray's autoscaler requests by group, for samplers with one GPU each on an empty cluster.
 
-    types = _derive_autoscaling_config_from_ray_cr(render(load_cluster("gke", [ON_DEMAND]))[-1])["available_node_types"]
-    assert (types["sampling"]["priority"], types["on-demand"]["priority"]) == (2, 1)
+    Args:
+        recovered: 0 for a group that has just failed to provide machines, which rises to 1.
+    """
+    from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+    from ray.autoscaler.v2.instance_manager.config import AutoscalingConfig
+    from ray.autoscaler.v2.scheduler import ResourceDemandScheduler, SchedulingRequest
+    from ray.core.generated.autoscaler_pb2 import ResourceRequest, ResourceRequestByCount
+
+    config = AutoscalingConfig(_derive_autoscaling_config_from_ray_cr(manifest), skip_content_hash=True)
+    sampler = ResourceRequest(resources_bundle={"CPU": 1.0, "GPU": 1.0, SAMPLING.resource: SAMPLER_UNITS_PER_ACTOR})
+    request = SchedulingRequest(
+        disable_launch_config_check=True,
+        node_type_configs=config.get_node_type_configs(),
+        max_num_nodes=config.get_max_num_nodes(),
+        resource_requests=[ResourceRequestByCount(request=sampler, count=count)],
+        cloud_resource_availabilities=recovered,
+        recoverable_resource_availabilities=recovered,
+    )
+    reply = ResourceDemandScheduler(Mock()).schedule(request)
+    return {each.instance_type: each.count for each in reply.to_launch if each.instance_type != "training"}
+
+
+def test_autoscaler_of_ray_prefers_the_first_group_for_sampling() -> None:
+    manifest = render(load_cluster("gke", [ON_DEMAND, "sampling.max=3"]))[-1]
+    assert nodes_for_samplers(2, manifest, {}) == {"sampling": 2}
+    assert nodes_for_samplers(5, manifest, {}) == {"sampling": 3, "on-demand": 2}
+    assert nodes_for_samplers(2, manifest, {"sampling": 0.0}) == {"on-demand": 2}
+
+
+def test_render_with_fallbacks_lets_the_autoscaler_give_up_on_machines_that_do_not_come() -> None:
+    from ray.autoscaler._private import constants
+    from ray.autoscaler.v2.instance_manager import config
+
+    options = rendered("fallback")[-1]["spec"]["rayClusterSpec"]["autoscalerOptions"]
+    variables = {each["name"]: each["value"] for each in options["env"]}
+    known = Path(config.__file__).read_text() + Path(constants.__file__).read_text()
+    for name, seconds in {"RECONCILE_ALLOCATE_STATUS_TIMEOUT_S": "1200", "PENDING_NODE_IDLE_TIMEOUT_S": "600"}.items():
+        assert variables.pop(f"RAY_AUTOSCALER_{name}") == seconds
+        assert f'"RAY_AUTOSCALER_{name}"' in known
+    without = rendered("cost")[-1]["spec"]["rayClusterSpec"]["autoscalerOptions"]
+    assert without["env"] == [{"name": name, "value": value} for name, value in variables.items()]
 
 
 def test_make_entrypoint_counts_the_fallback_groups() -> None:

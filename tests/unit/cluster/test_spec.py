@@ -103,6 +103,14 @@ WRONG = [
         "sampling_fallbacks={od: {max: 1, node: {cpus: 8, memory: 32Gi}}}",
         "od.node.gpus: expected 1 or more, since training has GPUs; or set 0 for both",
     ),
+    (
+        "sampling_fallbacks={od: {max: 1, node: {cpus: 12, memory: 32Gi, gpus: 1}}}",
+        "sampling_fallbacks.od.node.cpus: 12, but sampling has 8; set the same for both, since Ray's autoscaler",
+    ),
+    (
+        "sampling_fallbacks={od: {max: 1, node: {cpus: 8, memory: 32Gi, gpus: 2}}}",
+        "sampling_fallbacks.od.node.gpus: 2, but sampling has 1; set the same for both, since Ray's autoscaler",
+    ),
     ("job.elastic=true", "job.elastic: applies to jobs in a Kueue queue; set queue too, or remove it"),
     ("network.dns=[kube-dns]", "network.dns: expected a network, for example 10.0.0.0/16, got kube-dns"),
     ("network.pod_monitor={release: p}", "network.pod_monitor: set metrics_namespace too, from which Prometheus may"),
