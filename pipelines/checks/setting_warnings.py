@@ -71,8 +71,14 @@ def _unused_inference(study: Study, pending: Sequence[Stage]) -> Iterator[str]:
 
 def _unused_server_settings(recipe: Recipe) -> Iterator[str]:
     """Settings of a model on a server where the engine runs it here."""
-    engine = recipe.study.model.engine
+    engine, runtime = recipe.study.model.engine, recipe.runtime
     if engine == "openai":
+        at_once, batch = runtime.endpoint.concurrency, runtime.samplers.batch_size
+        if runtime.executor == "local" and at_once > batch:
+            yield (
+                f"runtime.endpoint.concurrency: {at_once}, but in one process a batch ends before the next one begins, "
+                f"so at most {batch} requests are under way (runtime.samplers.batch_size); raise that too"
+            )
         return
     if recipe.runtime.endpoint.base_url is not None:
         yield f"runtime.endpoint.base_url: has no effect, since model.engine is {engine}, not openai"

@@ -1,18 +1,22 @@
 """Stage `evaluate`: greedy answers at every placement, scored, in one table (`predictions`)."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
 from pos2distill.config import Study, fingerprint
+from pos2distill.config.model import checkpoint_of
+from pos2distill.errors import UserError, warn
 from pos2distill.records import QUESTIONS
 from pos2distill.sampling.prompting import PromptSpec, cached_prompt_builder
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.tasks.permutations import Placement, evaluated_placements, rank_slots_by_accuracy
 from pos2distill.tasks.prompts import MessageBuilder
 
-from ..artifact_names import BASE_SCORES, DISTILLED_SCORES
+from ..artifact_names import BASE_SCORES, CHECKPOINT, DISTILLED_SCORES
+from .distill import read_steps
 from .plan_context import PlanContext
 from .predictions import PROMPT_FIELDS, predict, publish
 from .prepare import EVALUATION_FILE, evaluation_examples_input, read_prepared
@@ -67,13 +71,33 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     """
     study = with_distilled(resolve_auto_settings(stage.study, stage.inputs), stage.inputs)
     examples = stage.inputs["examples"]
-    count = len(read_prepared(examples.artifact, EVALUATION_FILE, ["example_id"]))
+    ids = read_prepared(examples.artifact, EVALUATION_FILE, ["example_id"])["example_id"].to_pylist()
+    count = len(ids)
+    if "checkpoint" not in stage.inputs:
+        _warn_of_trained_questions(study.model.path, ids)
     specs = eval_specs(study, stage.inputs.get("curve")) + reference_specs(study)
     with recorded_seconds(stage, context, "evaluate") as seconds:
         predictions = predict(stage, study, context, EVALUATION_FILE, count, specs)
     predictions = replace(predictions, answered=_with_digest(predictions.answered, examples.artifact))
     details = {**_prompt_lengths(study, predictions.answered), **_chat_frame(study)}
     return publish(stage, predictions, count, seconds, details)
+
+
+def _warn_of_trained_questions(model: str, ids: Sequence[str]) -> None:
+    """Say if a checkpoint of `study` was trained on some of the questions. A study holds its own ones out."""
+    made = checkpoint_of(model)
+    if made is None:
+        return
+    try:
+        steps = read_steps(Artifact(made[0], CHECKPOINT, made[1]))
+    except UserError:  # a copy of the model alone, or corrupt records, which an evaluation does not need
+        return
+    trained = {example for step in steps for example in step["examples"]}.intersection(ids)
+    if trained:
+        warn(
+            f"{model} was trained on {len(trained)} of these {len(ids)} questions, so it may look too good; those of "
+            f"its own file are left out with the data.eval_fraction of its training"
+        )
 
 
 def _with_digest(predictions: pa.Table, examples: Artifact) -> pa.Table:

@@ -16,12 +16,11 @@ import numpy as np
 from pos2distill.evaluation.statistics import fraction_interval
 from pos2distill.evaluation.token_shift import RESAMPLES
 from pos2distill.records import Document
-from pos2distill.tasks.metrics import contains_words, normalize
+from pos2distill.tasks.metrics import contains_words, find_conclusion, normalize
 
 Step = Literal["retrieval", "reasoning", "answer", "none"]
 STEPS: tuple[Step, ...] = ("retrieval", "reasoning", "answer", "none")
 
-_CONCLUSION = re.compile(r"the answer is", re.IGNORECASE)
 _CITATION = re.compile(r"\[(\d{1,9}(?:\s*,\s*\d{1,9})*)\]")
 _UNKNOWN = -1  # a number that no document has
 
@@ -57,7 +56,7 @@ def judge_chain(
     Args:
         shown: the documents of its prompt, in order.
     """
-    found = _CONCLUSION.search(text)
+    found = find_conclusion(text)
     reasoning = text[: found.start()] if found else text
     named = _cited(reasoning, len(shown)) if by == "number" else _titles_in(reasoning, shown)
     if named is None:

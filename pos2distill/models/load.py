@@ -1,5 +1,6 @@
 """Load models, tokenizers and prompt builders, with an error that names what a folder lacks or is not supported."""
 
+import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,16 @@ from pos2distill.models.trainable import (
 )
 from pos2distill.tasks.prompts import PromptBuilder
 
+_MISTRAL = ("mistral", "mistral3", "voxtral", "ministral", "pixtral")  # those that transformers 5.19 checks
+_CHANNEL = "<|channel|>"  # of gpt-oss's format, harmony
+
 
 def load_tokenizer(model: ModelSection) -> PreTrainedTokenizerBase:
     """The model's tokenizer, with a chat template.
 
     Raises:
-        UserError: if the folder has no tokenizer, or its tokenizer no chat template.
+        UserError: if the folder has no tokenizer, or its tokenizer no chat template; if the model writes its thoughts
+            in a way that is not known.
     """
     folder = local_folder(model, weights=False)
     if not any((Path(folder) / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
@@ -50,7 +55,7 @@ def load_tokenizer(model: ModelSection) -> PreTrainedTokenizerBase:
         # Mistral's folders may hold a `tekken.json` too. transformers 5.19 would load it with mistral-common, whose
         # tokenizers have no chat template.
         tokenizer = AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=model.trust_remote_code, mistral_format=False
+            folder, trust_remote_code=model.trust_remote_code, mistral_format=False, **_corrections(folder)
         )
     except Exception as error:  # tokenizers 0.23 raises plain `Exception` for a file that it cannot read
         raise_if_refused(model.path, error)
@@ -60,7 +65,25 @@ def load_tokenizer(model: ModelSection) -> PreTrainedTokenizerBase:
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     if not tokenizer.chat_template:
         raise UserError(f"{model.path}: its tokenizer has no chat template; use the model's chat or instruct version")
+    if _CHANNEL in tokenizer.all_special_tokens or _CHANNEL in tokenizer.get_added_vocab():
+        raise UserError(
+            f"{model.path}: writes thoughts and answers into channels ({_CHANNEL}), which are not known here; "
+            f"evaluate it on a server that returns the answer alone (model.engine=openai model.api=chat)"
+        )
     return tokenizer
+
+
+def _corrections(folder: str) -> dict[str, bool]:
+    """Arguments that correct a tokenizer. Of a Mistral model of before transformers 5, whose file splits words wrongly.
+
+    transformers 5.19 only warns of it. It would also change the tokenizers of other models whose config names no
+    version of transformers.
+    """
+    try:
+        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+        return {"fix_mistral_regex": True} if config.get("model_type") in _MISTRAL else {}
+    except (OSError, ValueError, AttributeError):  # reported where the model is loaded
+        return {}
 
 
 def load_prompt_builder(study: Study, *, reserve: int) -> PromptBuilder:

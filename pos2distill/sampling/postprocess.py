@@ -12,7 +12,7 @@ from pos2distill.config.data import Metric
 from pos2distill.records import Tokens, TopKLogprobs
 from pos2distill.sampling.engines.protocol import Completion, Failure, GenerationResult, TextCompletion
 from pos2distill.tasks.metrics import score
-from pos2distill.tasks.thoughts import answer_start
+from pos2distill.tasks.thoughts import SPECIAL_MARKS, answer_start
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -112,6 +112,9 @@ class ResponseProcessor:
         self.stop_ids = frozenset(stop_ids)
         self.keep = keep
         self.opening = opening
+        special = {*tokenizer.all_special_tokens}
+        added = tokenizer.get_added_vocab()
+        self.marks = {added[token]: mark for token, mark in SPECIAL_MARKS.items() if token in special}
 
     def __call__(self, result: GenerationResult, gold_answers: Sequence[str]) -> ProcessedResponse:
         """Process one result.
@@ -162,6 +165,16 @@ class ResponseProcessor:
         return np.asarray(self.tokenizer(kept, add_special_tokens=False)["input_ids"], np.int32)
 
     def _decode(self, ids: Tokens) -> str:
+        """The text without special tokens, but with the marks of a thought."""
+        if not self.marks:
+            return self._decode_plain(ids)
+        parts, start = [], 0
+        for position in np.flatnonzero(np.isin(ids, list(self.marks))).tolist():
+            parts += [self._decode_plain(ids[start:position]), self.marks[int(ids[position])]]
+            start = position + 1
+        return "".join([*parts, self._decode_plain(ids[start:])])
+
+    def _decode_plain(self, ids: Tokens) -> str:
         return str(self.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
 
 

@@ -20,6 +20,9 @@ from pos2distill.tasks.spill import ExampleFile, StoredExamples
 
 Side = Literal["train", "eval"]
 _SIDES: tuple[Side, ...] = ("train", "eval")
+# Characters that a keyboard writes in another way than a printed text.
+_TYPEWRITER = str.maketrans("\u2018\u2019\u201c\u201d\u2013\u2014", "''\"\"--")
+_ENDS_OF_QUESTIONS = " ?.!\uff1f\u3002\uff01\u061f"
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,13 +345,13 @@ def _check_words(example: Example, location: str) -> None:
 def _question_key(example: Example) -> str:
     """Equal for examples that ask the same question; short, since those of all questions of a file stay in memory.
 
-    Of examples with an id of their own only capitals, blanks and what ends a question are ignored: "C", "C++" and "C#"
-    are three questions, which normalized text does not tell apart.
+    Of examples with an id of their own only capitals, blanks, the shape of quotes and dashes and what ends a question
+    are ignored: "C", "C++" and "C#" are three questions, which normalized text does not tell apart.
     """
     normalized = question_id(example.question)
     if example.example_id == normalized:
         return normalized
-    plain = " ".join(example.question.casefold().split()).rstrip(" ?.!")
+    plain = " ".join(example.question.casefold().translate(_TYPEWRITER).split()).rstrip(_ENDS_OF_QUESTIONS)
     return hashlib.sha256(plain.encode()).hexdigest()[:16]
 
 

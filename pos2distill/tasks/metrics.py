@@ -2,8 +2,8 @@
 
 A thought before the answer (`thoughts`) is left out first; without its end, no answer is left.
 `sub_em` (retrieval): an answer is contained in the first line. `em` (reasoning): the text after "The answer is:" equals
-an answer. Both compare texts after SQuAD's normalization. `substring` (key-value retrieval): the whole text contains an
-answer, both in lower case. F1 is reported as well.
+an answer. Both compare texts after SQuAD's normalization, which drops the punctuation of every script here. `substring`
+(key-value retrieval): the whole text contains an answer, both in lower case. F1 is reported as well.
 """
 
 import re
@@ -25,8 +25,20 @@ _DESCRIPTIONS: dict[Metric, str] = {
 # Characters of an answer that is hardly ever in a longer word by chance.
 _LONG_ANSWER = 4
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_FINAL_ANSWER = re.compile(r"the answer is[:：]?\s*(.*)", re.IGNORECASE)  # the published parse (arXiv:2508.15709)
+_CONCLUSION = re.compile(r"the answer is\s*[:：]", re.IGNORECASE)
+_LOOSE_CONCLUSION = re.compile(r"the answer is", re.IGNORECASE)
+
+
+class _Punctuation(dict[int, int | None]):
+    """For `str.translate`: drops punctuation. SQuAD's script drops ASCII's alone; here, that of all scripts."""
+
+    def __missing__(self, code: int) -> int | None:
+        kept = None if unicodedata.category(chr(code)).startswith("P") else code
+        self[code] = kept
+        return kept
+
+
+_PUNCTUATION = _Punctuation(dict.fromkeys(map(ord, string.punctuation)))
 
 
 def describe_metric(study: Study) -> str:
@@ -54,13 +66,22 @@ def first_line(text: str) -> str:
     return text.strip().split("\n", 1)[0].strip()
 
 
-def parse_answer(text: str) -> str | None:
-    """The text after the first "The answer is", to the end of its line, or the next line with text if that is empty.
+def find_conclusion(text: str) -> re.Match[str] | None:
+    """Where a chain of thought states its answer: the first "The answer is:", or without a colon if there is none.
 
-    None if a chain of thought never says so.
+    The published parse (arXiv:2508.15709) takes the first one of both, and so what a chain may say in passing: "from
+    [2] the answer is clear".
     """
-    found = _FINAL_ANSWER.search(text)
-    return found[1].strip() if found else None
+    return _CONCLUSION.search(text) or _LOOSE_CONCLUSION.search(text)
+
+
+def parse_answer(text: str) -> str | None:
+    """The text after the conclusion, to the end of its line, or the next line with text if that is empty.
+
+    None if a chain of thought has none.
+    """
+    found = find_conclusion(text)
+    return first_line(text[found.end() :]) if found else None
 
 
 def score(metric: Metric, text: str, answers: Sequence[str]) -> tuple[bool, float]:
@@ -93,9 +114,27 @@ def sub_exact_match(text: str, answers: Sequence[str]) -> bool:
 
 
 def contains_words(text: str, answers: Sequence[str]) -> bool:
-    """Whether any normalized answer is in the normalized text as whole words; an empty one matches nothing."""
-    words = f" {normalize(text)} "
-    return any(expected and f" {expected} " in words for expected in map(normalize, answers))
+    """Whether any answer is in the text as whole words, once both are normalized; an empty one matches nothing.
+
+    An answer beyond ASCII may be a part of a word: not all scripts separate words.
+    """
+    normal, lower = normalize(text), text.lower()
+    for answer in {normalize(answer) for answer in answers} - {""}:
+        if _has_words(normal, lower, answer) if answer.isascii() else answer in normal:
+            return True
+    return False
+
+
+def _has_words(normal: str, lower: str, answer: str) -> bool:
+    """Whether a normalized answer is in a text as whole words.
+
+    Punctuation separates words in "US-based" and "Kim's", but not in "U.S.", of which the normalized text has the word.
+
+    Args:
+        normal, lower: the text, normalized and in lower case alone.
+    """
+    is_word = re.compile(rf"(?<!\w){re.escape(answer)}(?!\w)").search
+    return bool(is_word(lower) or is_word(normal))
 
 
 def mentions(text: str, answers: Sequence[str]) -> bool:
@@ -109,10 +148,7 @@ def mentions(text: str, answers: Sequence[str]) -> bool:
         if len(answer) >= _LONG_ANSWER or not answer.isascii():
             if answer in normal:
                 return True
-            continue
-        # Punctuation separates words in "US-based", but not in "U.S.", of which the normalized text has the word.
-        is_word = re.compile(rf"(?<!\w){re.escape(answer)}(?!\w)").search
-        if is_word(lower) or is_word(normal):
+        elif _has_words(normal, lower, answer):
             return True
     return False
 

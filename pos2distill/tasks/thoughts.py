@@ -1,13 +1,16 @@
 """The thought that some models write before their answer, between `<think>` and `</think>`.
 
-Such models keep these marks out of the special tokens (Qwen3, DeepSeek-R1), so that they are a part of the text. What
-is judged follows the last `</think>`.
+Most such models keep these marks out of the special tokens (Qwen3, DeepSeek-R1), so that they are a part of the text.
+Mistral's models have special tokens instead, which are decoded as these marks. What is judged follows the last
+`</think>`.
 """
 
 from collections import Counter
 from collections.abc import Iterable
 
 _BEGIN, _END = "<think>", "</think>"
+# Tokens that stand for the marks where they are special ones, which are left out of decoded texts.
+SPECIAL_MARKS = {"[THINK]": _BEGIN, "[/THINK]": _END, _BEGIN: _BEGIN, _END: _END}
 
 
 def answer_start(text: str) -> int:

@@ -62,6 +62,9 @@ def test_judge_chain_finds_the_first_failed_step_by_numbers(text: str, chain: Ch
         ("No", "", "none"),
         ("81", "The code is 81 95", "none"),
         ("81", "The code is 181", "reasoning"),  # not within another number
+        ("Kim", "It is Kim's code", "none"),
+        ("曹雪芹", "作者是曹雪芹", "none"),  # words are not separated
+        ("曹雪芹", "作者是鲁迅", "reasoning"),
     ],
 )
 def test_judge_chain_looks_for_facts_in_the_reasoning_as_whole_words(answer: str, reasoning: str, failed: str) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
@@ -50,6 +51,39 @@ def test_weight_dtypes_are_those_of_the_loaded_model(family: str, kept: set[str]
     assert {name.rpartition(".")[2] for name in in_float32} == kept
     assert all(".gate." in name for name in in_float32)
     assert set(weight_dtypes(model.model_copy(update={"dtype": "float32"})).values()) == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("config", "pieces"),
+    [
+        ({"model_type": "mistral", "transformers_version": "4.57.0"}, ["ĠMc", "Donald", "Ġ", "1", "9", "3", "9"]),
+        ({"model_type": "llama", "transformers_version": "4.57.0"}, ["ĠMcDonald", "Ġ", "1939"]),
+        ({"model_type": "llama"}, ["ĠMcDonald", "Ġ", "1939"]),
+    ],
+)
+def test_load_tokenizer_corrects_mistrals(tmp_path: Path, config: dict[str, str], pieces: list[str]) -> None:
+    """How Mistral's own tokenizer splits words, which the files of its models say wrongly."""
+    words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(f"unused{number}" for number in range(100_001))]
+    tokenizer = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(words)}, merges=[]))
+    wrong = pre_tokenizers.Split(Regex(r" ?\p{L}+|\p{N}+"), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [wrong, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template="{{ messages[0].content }}")
+    fast.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded: Any = load_tokenizer(ModelSection(path=str(tmp_path)))
+    split = loaded.backend_tokenizer.pre_tokenizer.pre_tokenize_str(" McDonald 1939")
+    assert [piece for piece, _ in split] == pieces
+
+
+def test_load_tokenizer_rejects_a_model_that_writes_into_channels(copy_model: Callable[..., ModelSection]) -> None:
+    model = copy_model()
+    tokenizer = load_tokenizer(model)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|channel|>"]})
+    tokenizer.save_pretrained(model.path)
+    with pytest.raises(UserError, match=r"writes thoughts and answers into channels \(<\|channel\|>\), which are not"):
+        load_tokenizer(model)
 
 
 def test_context_length_is_that_of_the_config_unless_set(copy_model: Callable[..., ModelSection]) -> None:

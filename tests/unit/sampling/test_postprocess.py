@@ -246,6 +246,20 @@ def test_response_processor_of_a_thought_without_end_is_wrong(
     assert processed.response_ids.tolist() == ids
 
 
+def test_response_processor_knows_a_thought_between_special_tokens(tiny_model_path: str) -> None:
+    """As of Mistral's models. They are left out of a decoded text, and stay in what is trained on."""
+    tokenizer = load_tokenizer(ModelSection(path=tiny_model_path))
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[THINK]", "[/THINK]"]})
+    begin, finish = token_id(tokenizer, "[THINK]"), token_id(tokenizer, "[/THINK]")
+    thought = [begin, *encode(tokenizer, "43?\nNo."), finish]
+    processor = make_processor(tokenizer)
+    processed = processor(complete([*thought, *encode(tokenizer, "42\n43")]), ["42"])
+    assert (processed.text, processed.correct) == ("<think>43?\nNo.</think>42\n43", True)
+    assert processed.response_ids.tolist() == [*thought, *encode(tokenizer, "42"), end_of_turn_id(tokenizer)]
+    assert processor(complete([*thought, *encode(tokenizer, "43")]), ["42"]).outcome == "wrong"
+    assert processor(complete(thought[:-1]), ["43"]).outcome == "wrong"  # the thought does not end
+
+
 def test_response_processor_knows_a_thought_that_the_chat_template_begins(tokenizer: PreTrainedTokenizerBase) -> None:
     end = end_of_turn_id(tokenizer)
     processor = ResponseProcessor(

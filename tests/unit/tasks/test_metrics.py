@@ -43,6 +43,11 @@ def test_describe_metric_says_how_answers_are_decoded(settings: dict[str, Any], 
         ("ΣΊΣΥΦΟΣ, Straße", "σίσυφος straße"),
         ("Mu\u0308ller, Ele\u0301a", "müller eléa"),  # as of a PDF: letters and combining marks
         ("the -- a", ""),
+        ("\u201cParis\u201d.", "paris"),
+        ("«Париж»", "париж"),
+        ("北京。", "北京"),
+        ("1939\u20131945, O\u2019Brien", "19391945 obrien"),  # as with a hyphen and an apostrophe
+        ("5 € + ½", "5 € ½"),  # of symbols only those of ASCII, as in SQuAD's script
     ],
 )
 def test_normalize(text: str, normal: str) -> None:
@@ -95,6 +100,7 @@ def test_substring_judges_the_whole_text_in_lower_case(text: str, answers: list[
         ("It follows that the answer is:\n\n  Paris  \nRome", "Paris"),  # said on the next line with text
         ("The answer is: Paris. No, the answer is: Rome.", "Paris. No, the answer is: Rome."),
         ("The answer is: Paris\nThe answer is: Rome", "Paris"),  # the first counts
+        ("From [2] the answer is clear: Lyon.\nThe answer is : Paris", "Paris"),  # said in passing, without a colon
         ("The answer is: Paris\r\nDone", "Paris"),
         ("The answer is:", ""),
         ("The answer is \n ", ""),

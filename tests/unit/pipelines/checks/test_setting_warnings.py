@@ -70,6 +70,18 @@ def warnings_if_finished(capsys: pytest.CaptureFixture[str]) -> Callable[[Recipe
             "warning: runtime.endpoint.base_url: has no effect, since model.engine is hf, not openai",
         ),
         (
+            {
+                "model": {"engine": "openai"},
+                "runtime": {
+                    "executor": "local",
+                    "endpoint": {"base_url": "http://127.0.0.1:9/v1", "concurrency": 200},
+                    "samplers": {"batch_size": 64},
+                },
+            },
+            "warning: runtime.endpoint.concurrency: 200, but in one process a batch ends before the next one begins, "
+            "so at most 64 requests are under way (runtime.samplers.batch_size); raise that too",
+        ),
+        (
             {"model": {"api": "completions"}},
             "warning: model.api: has no effect, since model.engine is hf, not openai",
         ),

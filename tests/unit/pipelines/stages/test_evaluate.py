@@ -15,8 +15,10 @@ from pos2distill import hardware
 from pos2distill.config import ModelSection, Recipe
 from pos2distill.config.evaluation_recipe import evaluation_recipe
 from pos2distill.models.load import load_tokenizer
+from tests.support.commands import run_study
 from tests.support.endpoint import FakeServer, serve
 from tests.support.paths import PROJECT
+from tests.support.results import artifact_of, read_steps
 from tests.support.tiny import write_examples
 
 KEY = "key-of-the-server"
@@ -309,6 +311,28 @@ def test_results_of_a_checkpoint_are_named_after_its_run() -> None:
     assert evaluation_recipe("some/model", "q.jsonl").name == "model-q"
     assert evaluation_recipe("model", "q.jsonl").name == "model-q"
     assert evaluation_recipe(".", "q.jsonl").name == "q"
+
+
+def test_evaluate_warns_of_questions_that_a_checkpoint_was_trained_on(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The study holds out half of the questions, and `--model` takes all of them."""
+    recipe = make_recipe(model={"engine": "fake"}, method={"name": "sft"}, runtime={"executor": "local"})
+    run_study(recipe)
+    checkpoint = artifact_of(recipe, "distill")
+    trained = {example for step in read_steps(recipe) for example in step["examples"]}
+    words = ["evaluate", "--model", f"{checkpoint.path}/model", "--data", recipe.study.data.path, "--slots", "1"]
+    words += ["data.prompt=plain", "data.documents=4", "model.engine=fake"]
+
+    def warnings(fraction: float, examples: int) -> list[str]:
+        capsys.readouterr()
+        settings = [f"data.eval_fraction={fraction}", f"runtime.storage={tmp_path / str(fraction)}"]
+        assert command_line.main([*words, "--examples", str(examples), *settings]) == 0
+        return [line for line in capsys.readouterr().err.splitlines() if "was trained on" in line]
+
+    (line,) = warnings(1, 40)
+    assert f"was trained on {len(trained)} of these 40 questions, so it may look too good" in line
+    assert warnings(recipe.study.data.eval_fraction, 4) == []
 
 
 def test_evaluate_takes_all_questions_of_a_small_file(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
