@@ -14,6 +14,7 @@ import torch
 from peft import LoraConfig, TaskType, get_peft_model_state_dict, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import SAFETENSORS_WEIGHTS_NAME, ModulesToSaveWrapper
+from peft.utils.transformers_weight_conversion import _MODEL_TO_CONVERSION_PATTERN, _MOE_TARGET_MODULE_MAPPING
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -144,7 +145,8 @@ def save_adapter(lm: PreTrainedModel, weights: Mapping[str, Tensor], model: Mode
 
 def _targets(lm: PreTrainedModel, lora: LoraSection) -> list[str]:
     """The target names in the settings; for `all`, those of all linear layers except the output head."""
-    linear = {name for name, _ in _linear_layers(lm)}
+    means_experts = _names_of_experts(lm)
+    linear = {name for name, _ in _linear_layers(lm)} - means_experts
     if not linear:
         raise UserError(f"training.lora: {lm.config.name_or_path} has no linear layers for adapters")
     if lora.targets == "all":
@@ -156,6 +158,11 @@ def _targets(lm: PreTrainedModel, lora: LoraSection) -> list[str]:
             )
         return sorted(linear)
     for target in lora.targets:
+        if target in means_experts:
+            raise UserError(
+                f"training.lora.targets: {target}: of {lm.config.name_or_path} peft takes it for the experts, which "
+                f"cannot have adapters; name others, of {', '.join(sorted(linear))}"
+            )
         if target not in linear:
             raise UserError(
                 f"training.lora.targets: {target}: not a linear layer of {lm.config.name_or_path}"
@@ -164,11 +171,23 @@ def _targets(lm: PreTrainedModel, lora: LoraSection) -> list[str]:
     return list(lora.targets)
 
 
+def _names_of_experts(lm: PreTrainedModel) -> frozenset[str]:
+    """Names that peft 0.21 takes for the experts of such a model, even where another linear layer has one of them.
+
+    In transformers 4 every expert had linear layers of these names.
+    """
+    kind = _MODEL_TO_CONVERSION_PATTERN.get(str(lm.config.model_type), "")
+    return frozenset(_MOE_TARGET_MODULE_MAPPING.get(kind, {}))
+
+
 def _linear_layers(lm: PreTrainedModel) -> Iterator[tuple[str, nn.Linear]]:
-    """The linear layers of the text model without the head, and the last part of their names, as peft matches them."""
+    """The linear layers of the text model without the head, and the last part of their names, as peft matches them.
+
+    Without routers that are linear layers to Python, and return more than one tensor (PhiMoE).
+    """
     decoder: nn.Module = lm.get_decoder()  # type: ignore[no-untyped-call]
     for name, module in decoder.named_modules():
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward:
             yield name.rpartition(".")[2], module
 
 

@@ -61,6 +61,9 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> TrainingOutcome:
         warnings: tuple[str, ...] = ()
         try:
             finished = loop.train(loader, progress, log, checkpointer.requested_action, checkpointer.save)
+            # Before the model is saved: rank 0 uploads it alone, which may take longer than the others wait here. Not
+            # `all_gather_object`: after a stop, the thread that prepares batches may still wait in its group.
+            peak = session.dist.all_reduce_max(int(peak_memory_gib(str(session.device)) * _GIB))
             if finished:
                 warnings = save_model(job, session, strategy, scratch)
         except Exception as error:
@@ -69,8 +72,6 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> TrainingOutcome:
                 shutil.rmtree(scratch, ignore_errors=True)
             raise
     checkpointer.close()
-    # Not `all_gather_object`: after a stop, the thread that prepares batches may still wait in its group.
-    peak = session.dist.all_reduce_max(int(peak_memory_gib(str(session.device)) * _GIB))
     return TrainingOutcome(finished, progress.step, peak / _GIB, warnings)
 
 

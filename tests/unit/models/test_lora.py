@@ -216,6 +216,31 @@ def test_add_adapters_to_all_layers_rejects_experts() -> None:
     add_adapters(lm, LoraSection(targets=("q_proj",)), seed=0)
 
 
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "ernie4_5_moe"])
+def test_add_adapters_rejects_a_name_that_peft_takes_for_the_experts(family: str, tmp_path: Path) -> None:
+    """The layers before the experts have it too."""
+    lm = load_model(save_tiny(family, tmp_path), packed=True)
+    with pytest.raises(UserError) as caught:
+        add_adapters(lm, LoraSection(targets=("gate_proj", "up_proj", "down_proj")), seed=0)
+    message = str(caught.value)
+    assert message.startswith("training.lora.targets: gate_proj: of ")
+    assert "peft takes it for the experts, which cannot have adapters; name others, of " in message
+    with pytest.raises(UserError) as caught:
+        add_adapters(lm, LoraSection(), seed=0)
+    for rest in (message, str(caught.value)):
+        names = rest.rpartition(", of ")[2].split(", ")
+        assert not {"gate_proj", "up_proj", "down_proj"} & {*names}
+    add_adapters(lm, LoraSection(targets=tuple(names)), seed=0)
+    adapted = {name.partition(".lora_A.")[0].rpartition(".")[2] for name in trainable(lm) if ".lora_A." in name}
+    assert adapted == {*names}
+
+
+def test_add_adapters_rejects_a_router_that_returns_more_than_a_tensor(tmp_path: Path) -> None:
+    lm = load_model(save_tiny("phimoe", tmp_path), packed=True)
+    with pytest.raises(UserError, match=r"^training.lora.targets: router: not a linear layer of "):
+        add_adapters(lm, LoraSection(targets=("q_proj", "router")), seed=0)
+
+
 @pytest.mark.parametrize("targets", ["all", ("q_proj",)])
 def test_add_adapters_of_a_multimodal_model_are_those_of_its_text_model(
     tmp_path: Path, targets: str | tuple[str, ...]

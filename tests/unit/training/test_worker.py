@@ -174,6 +174,28 @@ def test_run_worker_does_not_gather_in_the_group_of_samples_after_a_stop(
     assert gathered == []
 
 
+def test_run_worker_meets_the_other_ranks_for_the_last_time_before_the_model_is_saved(
+    make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first rank uploads it alone, which may take longer than the half hour that the others wait for a rank."""
+    calls: list[str] = []
+    reduce, save = DistContext.all_reduce_max, worker.save_model
+
+    def record_reduce(dist: DistContext, value: int) -> int:
+        calls.append("reduce")
+        return reduce(dist, value)
+
+    def record_save(*arguments: Any) -> tuple[str, ...]:
+        calls.append("save")
+        return save(*arguments)
+
+    monkeypatch.setattr(DistContext, "all_reduce_max", record_reduce)
+    monkeypatch.setattr(worker, "save_model", record_save)
+    run_distill(make_recipe(runtime={"executor": "local"}))
+    assert calls.count("save") == 1
+    assert calls[-2:] == ["reduce", "save"]
+
+
 BASE = ModelSection(path="base")
 
 
