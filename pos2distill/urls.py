@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import TransientError, UserError
 from pos2distill.faults import (
@@ -50,6 +51,11 @@ def open_url(url: str, setting: str) -> tuple[fsspec.AbstractFileSystem, str]:
         except (ValueError, ImportError, TypeError) as error:  # TypeError: options in a URL that its storage lacks
             raise UserError(f"{url}: cannot be opened ({error}) ({setting})") from None
     return fs, path
+
+
+def as_url(fs: fsspec.AbstractFileSystem, path: str) -> str:
+    """A path in a file system as a user writes it: with its protocol, if it is not of this machine."""
+    return path if isinstance(fs, LocalFileSystem) else str(fs.unstrip_protocol(path))
 
 
 @contextmanager

@@ -4,8 +4,11 @@ Each check is a function of what a command is about to do. Ray is not imported, 
 """
 
 import glob
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.config import PoolSection, Recipe, TrainersSection
 from pos2distill.errors import MachineError, TransientError, UserError
@@ -119,6 +122,8 @@ def check_storage_folder(run: PendingRun) -> None:
         return
     fs, folder = open_url(storage, "runtime.storage")
     model_fs, model_folder = open_url(model.path, "model.path")
+    if isinstance(fs, LocalFileSystem):  # by a link, or by `..`
+        folder, model_folder = os.path.realpath(folder), os.path.realpath(model_folder)
     if type(fs) is type(model_fs) and f"{folder}/".startswith(f"{model_folder.rstrip('/')}/"):
         raise UserError(
             f"runtime.storage: {storage}: is inside the model's folder {model.path}, so that what a run writes would "

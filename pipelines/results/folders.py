@@ -23,6 +23,13 @@ def page_url(storage: str, name: str) -> str:
     return f"{storage}/{name}/index.html"
 
 
+def has_page(storage: str, name: str) -> bool:
+    """Whether the page in a folder is there."""
+    fs, path = open_url(page_url(storage, name), "runtime.storage")
+    with storage_errors(storage, "runtime.storage"):
+        return bool(fs.exists(path))
+
+
 def write_folder(storage: str, name: str, files: Mapping[str, bytes], index: str, content: Mapping[str, Any]) -> None:
     """Write a folder of a storage, and first keep the one that shows other results.
 

@@ -32,6 +32,7 @@ from .inspection.question import QuestionValues
 from .inspection.questions import QuestionFilter, iter_questions
 from .run_summaries import summary_of
 
+_URL = re.compile(r"[a-z][a-z0-9+.-]*:/")  # as a path has it, in which two slashes are one
 _COMMON = "_common.yaml"
 _SCORE_COLUMNS = ("example_id", "documents", "placement", "order", "group", "slots", "correct", "f1")
 _SCORE_SCHEMA = pa.schema([PREDICTION_SCHEMA.field(name) for name in _SCORE_COLUMNS])
@@ -79,6 +80,8 @@ def export_tasks(run: str, folder: Path) -> Export:
     study = study_of(artifact)
     if study.model.uses_chat_api:
         raise UserError(f"{run}: the server of {study.model.path} makes its prompts, so they cannot be exported")
+    if _URL.match(str(folder)):
+        raise UserError(f"{folder}: expected a folder on this machine, since lm-eval reads no other")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: expected a new or empty folder")
     found = iter_questions(artifact.url, QuestionFilter(), samples=False, prompts=True)

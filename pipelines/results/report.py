@@ -38,7 +38,7 @@ from ..stages.predictions import read_predictions
 from ..stages.prepare import EVALUATION_FILE, read_locations, read_prepared
 from ..stages.resolve import resolve_auto_settings
 from ..stages.stage import Stage
-from .folders import ANALYSIS_FOLDER, REPORT_FOLDER, SUMMARY, read_index, write_folder
+from .folders import ANALYSIS_FOLDER, REPORT_FOLDER, SUMMARY, has_page, read_index, write_folder
 
 
 def make_report(recipe: Recipe, plan: Plan) -> Comparison:
@@ -101,7 +101,10 @@ def report_shows(storage: str, plan: Plan) -> bool:
     """Whether the report in this storage, which all its studies write, shows this one as it is now."""
     summary = read_report(storage) or {}
     # The fingerprint first: it needs no manifests, of which the stages may have none.
-    return summary.get("fingerprint") == plan.fingerprint and summary.get("results") == _results_digest(plan)
+    if summary.get("fingerprint") != plan.fingerprint or summary.get("results") != _results_digest(plan):
+        return False
+    # Of a storage that was copied, the page names the checkpoint of the other one.
+    return summary.get("checkpoint") == model_url(plan.distill.artifact) and has_page(storage, REPORT_FOLDER)
 
 
 def _results_digest(plan: Plan) -> str:
@@ -140,6 +143,7 @@ def report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
     choice = None
     if "slot" in plan.training_inputs:
         choice = plan.training_inputs["slot"].details("accuracy", "ci95")
+    provenance = provenance_or_now(plan.distill.artifact, recipe, plan)
     main = TaskResults(study, plan.prepare, plan.evaluate_base, plan.evaluate_distilled)
     first, *others = main.comparisons()
     other_results = {}
@@ -151,8 +155,8 @@ def report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
             recipe,
             plan,
             plan.reported_stages(),
-            provenance=provenance_or_now(plan.distill.artifact, recipe, plan),
-            settings=_shown_settings(study, plan.distill.artifact) | {"runtime": _shown_runtime(recipe)},
+            provenance=provenance,
+            settings=_shown_settings(study, plan.distill.artifact) | {"runtime": _shown_runtime(provenance)},
             fingerprint=plan.fingerprint,
             prompt_lengths=main.prompt_lengths,
         ),
@@ -291,12 +295,11 @@ def _shown_settings(study: Study, checkpoint: Artifact) -> dict[str, Any]:
     return settings
 
 
-def _shown_runtime(recipe: Recipe) -> dict[str, object]:
-    runtime = recipe.runtime
+def _shown_runtime(provenance: Provenance) -> dict[str, object]:
+    """That of the training, which the command that writes the report need not have."""
+    runtime = provenance.settings["runtime"]
+    trainers = runtime["trainers"]
     return {
-        "strategy": runtime.trainers.strategy,
-        "workers": runtime.trainers.workers,
-        "micro_batch_tokens": runtime.trainers.micro_batch_tokens,
-        "samplers": {"min": runtime.samplers.min, "max": runtime.samplers.max},
-        "teachers": {"min": runtime.teachers.min, "max": runtime.teachers.max},
+        **{name: trainers[name] for name in ("strategy", "workers", "micro_batch_tokens")},
+        **{pool: {size: runtime[pool][size] for size in ("min", "max")} for pool in ("samplers", "teachers")},
     }

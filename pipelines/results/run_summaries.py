@@ -16,7 +16,7 @@ from pos2distill.literal_paths import last_part, list_matching
 from pos2distill.store.artifacts import MANIFEST, Artifact
 from pos2distill.store.lease_file import named_holder
 from pos2distill.store.storage import RUN_FILE, run_name
-from pos2distill.urls import open_url, storage_errors
+from pos2distill.urls import as_url, open_url, storage_errors
 
 from ..artifact_names import SCORES
 from ..stages.predictions import read_predictions, read_refused
@@ -106,10 +106,12 @@ def read_summaries(folder: str) -> dict[str, dict[str, Any] | UserError]:
         if not fs.isdir(root):
             raise UserError(f"{folder}: no such folder; expected a folder of runs, or the storage of one run")
         if fs.exists(f"{root}/{SUMMARY}"):  # the folder of one report
-            return {root: _summary_or_error(fs, root)}
+            return {as_url(fs, root): _summary_or_error(fs, as_url(fs, root))}
         storages = "" if fs.exists(f"{root}/{RUN_FILE}") else "*/"
-        reports = [_parent(path) for path in list_matching(fs, root, f"{storages}{REPORT_FOLDER}*/{SUMMARY}")]
-        evaluations = [_parent(path) for path in list_matching(fs, root, f"{storages}{EVALUATION_FOLDER}*/{SUMMARY}")]
+        reports, evaluations = (
+            [_parent(as_url(fs, path)) for path in list_matching(fs, root, f"{storages}{name}*/{SUMMARY}")]
+            for name in (REPORT_FOLDER, EVALUATION_FOLDER)
+        )
         summaries = {found: _summary_or_error(fs, found) for found in sorted(reports + evaluations)}
     shown: dict[str, set[_ShownAnswers]] = {}
     for report in reports:
@@ -180,14 +182,14 @@ def read_unreported(folder: str, reports: Collection[str]) -> dict[str, Unreport
         storages = [root] if own else [_parent(path) for path in list_matching(fs, root, f"*/{RUN_FILE}")]
         found = {}
         for storage in storages:
-            if storage in reported:
+            if as_url(fs, storage) in reported:
                 continue
             manifests = list_matching(fs, storage, f"*/{MANIFEST}")
             name = f"(corrupt {RUN_FILE})"  # which must not hide the other runs
             with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
                 name = run_name(fs, storage)
             finished = [path.rsplit("/", 2)[-2] for path in manifests]
-            found[storage] = UnreportedRun(name, finished, named_holder(fs, storage))
+            found[as_url(fs, storage)] = UnreportedRun(name, finished, named_holder(fs, storage))
         return found
 
 

@@ -8,6 +8,7 @@ with the student's response.
 """
 
 import functools
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 from typing import Literal
@@ -316,16 +317,16 @@ def _require_usable(artifact: Artifact, counts: Mapping[str, int], max_failed_fr
         most = max(("wrong", "empty", "failed"), key=lambda outcome: counts[outcome])
         raise UserError(
             f"{artifact.url}: none of {sampled} samples was kept ({counts['wrong']} wrong, {counts['empty']} empty, "
-            f"{counts['failed']} failed); `inspect {artifact.url} --samples --outcome {most}` shows them; try "
-            f"another method.advantageous_slot or model, or sampling.keep=all"
+            f"{counts['failed']} failed); `inspect {shlex.quote(artifact.url)} --samples --outcome {most}` shows "
+            f"them; try another method.advantageous_slot or model, or sampling.keep=all"
         )
     failed = sum(counts[outcome] for outcome in FAILED)
     if failed > max_failed_fraction * sampled:
         most = max(FAILED, key=lambda outcome: counts[outcome])
         raise UserError(
-            f"{artifact.url}: {describe_failures(failed, sampled, max_failed_fraction)}; `inspect {artifact.url} "
-            f"--samples --outcome {most}` shows them; with a larger limit they are left out; to sample again, delete "
-            f"{artifact.url}"
+            f"{artifact.url}: {describe_failures(failed, sampled, max_failed_fraction)}; `inspect "
+            f"{shlex.quote(artifact.url)} --samples --outcome {most}` shows them; with a larger limit they are left "
+            f"out; to sample again, delete {artifact.url}"
         )
 
 

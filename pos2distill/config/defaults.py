@@ -1,6 +1,6 @@
 """A recipe without the settings that equal their defaults."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from pydantic import ValidationError
@@ -22,8 +22,7 @@ def all_settings(recipe: Recipe) -> dict[str, Any]:
 def changed_settings(recipe: Recipe) -> dict[str, Any]:
     """The settings that differ from the defaults, many of which follow from other settings. They load as this recipe.
 
-    The studies of a sweep can have different defaults, so for a sweep: those that the recipe and the command line
-    wrote.
+    The studies of a sweep can have different defaults, so for a sweep: all that the recipe and the command line wrote.
     """
     settings = all_settings(recipe)
     if recipe.written:
@@ -50,7 +49,7 @@ def changed_study_settings(recipe: Recipe) -> dict[str, Any]:
 def _leave_out_defaults(settings: dict[str, Any], recipe: Recipe) -> bool:
     """Leave out each setting without which the recipe is the same. Returns whether any was left out."""
     changed = False
-    for section, name in list(_leaves(settings)):
+    for section, name in list(_leaves(settings, kept=("sweep", *recipe.written))):
         if section is settings and name in ("name", "description"):
             continue
         before = list(section.items())
@@ -64,10 +63,14 @@ def _leave_out_defaults(settings: dict[str, Any], recipe: Recipe) -> bool:
     return changed
 
 
-def _leaves(settings: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """Every value that is not a section: the mapping that holds it, and its name there."""
+def _leaves(settings: dict[str, Any], kept: Collection[str] = ()) -> Iterator[tuple[dict[str, Any], str]]:
+    """Every value that is not a section: the mapping that holds it, and its name there.
+
+    Args:
+        kept: sections that are left out, since the study that is compared does not show what depends on them.
+    """
     for name, value in settings.items():
-        if name == "sweep":  # it is not in the study that is compared
+        if name in kept:
             continue
         # The parts of a section before the section: an optional one (`training.lora`) is then left out whole.
         if isinstance(value, dict):

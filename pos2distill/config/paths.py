@@ -70,6 +70,8 @@ def resolve_paths(raw: dict[str, Any]) -> None:
     for dotted, written in paths_in(raw).items():
         _reject_misspelled_path(dotted, written)
         if "://" in written:
+            if dotted == "runtime.storage":
+                set_value(raw, dotted, _plain_url(dotted, written))
             continue
         # A shell expands no `~` inside `data.path=~/x`.
         path = os.path.expanduser(written)
@@ -79,8 +81,21 @@ def resolve_paths(raw: dict[str, Any]) -> None:
         set_value(raw, dotted, str(Path(path).absolute()))
 
 
+def _plain_url(dotted: str, url: str) -> str:
+    """A folder's URL without a slash at its end: in a bucket, `a//b` is another object than `a/b`.
+
+    Raises:
+        UserError: for one with two slashes in its middle.
+    """
+    scheme, _, path = url.partition("://")
+    plain = path.rstrip("/")
+    if "//" in plain:
+        raise UserError(f"{dotted}: {url}: expected single slashes in the path of a URL")
+    return f"{scheme}://{plain}"
+
+
 def _reject_misspelled_path(dotted: str, written: str) -> None:
-    """Reject a path that would become a folder with an odd name, or the working directory.
+    """Reject a path that would become a folder with an odd name, or the working directory, or that cannot be written.
 
     Raises:
         UserError: naming the setting.
@@ -92,6 +107,12 @@ def _reject_misspelled_path(dotted: str, written: str) -> None:
         right = f"{scheme.lower()}://{rest.lstrip('/')}"
         if not rest.startswith("//") or scheme != scheme.lower():
             raise UserError(f"{dotted}: {written}: expected a URL such as {right}")
+    if "::" in written and "://" not in written:
+        raise UserError(f"{dotted}: {written}: '::' joins file systems in URLs, so it cannot be in a path; rename it")
+    try:
+        os.path.abspath(written).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{dotted}: {written!a}: expected a path in UTF-8, also of the working directory") from None
     variable = re.search(r"\$\w+|\$\{", written)
     if variable and not os.path.exists(written):
         raise UserError(f"{dotted}: {written}: variables are not replaced here; write the path itself")

@@ -96,7 +96,9 @@ class Artifact:
         try:
             raw = json.loads(content)
             if raw.pop("schema_version") != SCHEMA_VERSION:
-                raise UserError(f"{self.url}: written by another version of pos2distill; use another runtime.storage")
+                raise UserError(
+                    f"{self.url}: written by another version of pos2distill; run its command again, which makes it anew"
+                )
             manifest = Manifest(**raw)
             if not all(isinstance(each, dict) for each in (manifest.counts, manifest.seconds, manifest.details)):
                 raise TypeError("expected objects as counts, seconds and details")

@@ -5,6 +5,7 @@ What random tiny models cannot show: a real chat template, a real vocabulary, an
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -219,20 +220,31 @@ def plain_gradients(study: Study, source: Source) -> tuple[float, dict[str, Tens
     return float(loss), gradients_of(model)
 
 
+@dataclass(frozen=True)
+class Step:
+    """One step of the product's loop. `folder` has the model afterwards."""
+
+    record: StepRecord
+    gradients: dict[str, Tensor]
+    folder: Path
+
+
 @pytest.fixture(scope="module")
-def one_step(study: Study, source: Source) -> tuple[StepRecord, Recorder]:
-    """The product's step in float32."""
-    return train_one_step(source, study)
+def one_step(study: Study, source: Source, tmp_path_factory: pytest.TempPathFactory) -> Step:
+    """In float32. The model and its optimizer are not kept in memory."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    record, strategy = train_one_step(source, study)
+    strategy.save(folder)
+    return Step(record, strategy.gradients, folder)
 
 
 def test_step_has_the_loss_and_gradient_of_a_plain_eager_loop(
-    one_step: tuple[StepRecord, Recorder], plain_gradients: tuple[float, dict[str, Tensor]]
+    one_step: Step, plain_gradients: tuple[float, dict[str, Tensor]]
 ) -> None:
     """The product packs all rows into one sequence and computes their common prefixes once."""
     expected_loss, expected = plain_gradients
-    record, strategy = one_step
-    assert record.loss == pytest.approx(expected_loss, rel=1e-4)
-    assert distance(strategy.gradients, expected) < 1e-3 * norm(expected)
+    assert one_step.record.loss == pytest.approx(expected_loss, rel=1e-4)
+    assert distance(one_step.gradients, expected) < 1e-3 * norm(expected)
 
 
 @pytest.mark.skipif(
@@ -275,15 +287,10 @@ def test_step_with_adapters_trains_them_alone_and_saves_a_plain_model(
 
 
 @pytest.fixture(scope="module")
-def checkpoint(
-    study: Study, one_step: tuple[StepRecord, Recorder], tmp_path_factory: pytest.TempPathFactory
-) -> ModelSection:
-    """The model after one step, saved, with the tokenizer."""
-    folder = tmp_path_factory.mktemp("checkpoint")
-    _, strategy = one_step
-    strategy.save(folder)
-    load_tokenizer(study.model).save_pretrained(folder)
-    return study.model.model_copy(update={"path": str(folder)})
+def checkpoint(study: Study, one_step: Step) -> ModelSection:
+    """The model after one step, with the tokenizer."""
+    load_tokenizer(study.model).save_pretrained(one_step.folder)
+    return study.model.model_copy(update={"path": str(one_step.folder)})
 
 
 def greedy(engine: Any, prompts: Sequence[Tokens], params: SamplingParams) -> list[list[int]]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from pos2distill.config import Study
 from pos2distill.config.restrict import restrict
+from pos2distill.errors import UserError
 from pos2distill.evaluation.attribution import Attribution
 from pos2distill.evaluation.questions import document_order, golds_first
 from pos2distill.evaluation.scores import format_slots
@@ -81,7 +82,7 @@ def _is_base_of(base: Artifact, distilled: Artifact) -> bool:
 
     A storage may also hold answers of other models, and to other prompts.
     """
-    if input_artifact(base, "examples").path != input_artifact(distilled, "examples").path:
+    if not _asks_the_same(base, distilled):
         return False
     one, other = (provenance_of(each).model_digest for each in (base, distilled))
     before, after = (_prompt_settings(study_of(each)) for each in (base, distilled))
@@ -89,6 +90,18 @@ def _is_base_of(base: Artifact, distilled: Artifact) -> bool:
         return before == after
     # Without the path, since the model may have been moved in between.
     return one == other and _without_location(before) == _without_location(after)
+
+
+def _asks_the_same(one: Artifact, other: Artifact) -> bool:
+    """Whether two evaluations are of the same questions and documents: studies that train on others share them."""
+    examples = [input_artifact(each, "examples") for each in (one, other)]
+    if examples[0].path == examples[1].path:
+        return True
+    try:
+        tables = [read_prepared(each, EVALUATION_FILE) for each in examples]
+    except UserError:  # one was deleted
+        return False
+    return bool(tables[0].equals(tables[1]))
 
 
 def _prompt_settings(study: Study) -> Study:

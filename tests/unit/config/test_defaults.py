@@ -61,8 +61,18 @@ def test_changed_settings_keep_a_value_that_equals_a_default_of_another_setting(
     assert settings["evaluation"]["seed"] == 0
 
 
-def test_changed_settings_of_a_sweep_load_as_the_same_studies(tmp_path: Path) -> None:
-    recipe = load_recipe("quickstart", ["sweep={seed: [0, 1], method.name: [r1, sft]}"])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["sweep={seed: [0, 1], method.name: [r1, sft]}"],
+        ["sweep={seed: [0, 1], model.engine: [hf, vllm]}", "evaluation.seed=0"],
+        ["sweep={method.name: [r1, kl], seed: [0, 1]}", "method.weights=paper"],
+        ["sweep={seed: [0, 1], data.train_examples: [160, 40]}", "data.train_candidates=640"],
+    ],
+)
+def test_changed_settings_of_a_sweep_load_as_the_same_studies(tmp_path: Path, overrides: list[str]) -> None:
+    """Also what is a default of the first study alone."""
+    recipe = load_recipe("quickstart", overrides)
     path = tmp_path / "again.yaml"
     path.write_text(yaml.safe_dump(changed_settings(recipe), sort_keys=False))
     again = [cell.study for _, cell in sweep_cells(load_recipe(str(path)))]

@@ -1,3 +1,4 @@
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from pos2distill.config import (
 )
 from pos2distill.config.load import load_recipe
 from pos2distill.config.paths import project_root
+from pos2distill.errors import UserError
 
 
 def test_load_recipe_makes_local_paths_absolute(
@@ -22,6 +24,23 @@ def test_load_recipe_makes_local_paths_absolute(
     remote = load("data.path=s3://bucket/data.jsonl", "runtime.storage=gs://bucket/run")
     assert (remote.study.model.path, remote.study.data.path) == ("some/model", "s3://bucket/data.jsonl")
     assert remote.storage == "gs://bucket/run"
+
+
+def test_load_recipe_makes_one_url_of_a_storage_with_and_without_a_slash(load: Callable[..., Recipe]) -> None:
+    """In a bucket, `run//report` would be another folder than `run/report`."""
+    assert load("runtime.storage=s3://bucket/run/").storage == "s3://bucket/run"
+    assert load("runtime.storage=s3://bucket/").storage == "s3://bucket"
+    assert load("runtime.storage=file:///runs/x/").storage == "file:///runs/x"
+
+
+def test_load_recipe_rejects_a_working_directory_whose_name_cannot_be_written(
+    load: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = os.path.join(os.fsencode(tmp_path), b"lat\xff")
+    os.mkdir(folder)
+    monkeypatch.chdir(os.fsdecode(folder))
+    with pytest.raises(UserError, match=r"expected a path in UTF-8, also of the working directory$"):
+        load("runtime.storage=runs/x")
 
 
 def test_load_recipe_of_the_project_works_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

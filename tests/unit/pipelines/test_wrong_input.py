@@ -77,6 +77,9 @@ SETTINGS = [
     # Paths that would become folders of odd names.
     ("runtime.storage=s3:/bucket/x", "runtime.storage: s3:/bucket/x: expected a URL such as s3://bucket/x"),
     ("runtime.storage=S3://bucket/x", "runtime.storage: S3://bucket/x: expected a URL such as s3://bucket/x"),
+    ("runtime.storage=s3://bucket//x", "runtime.storage: s3://bucket//x: expected single slashes in the path of a URL"),
+    ("runtime.storage=q::r", "runtime.storage: q::r: '::' joins file systems in URLs, so it cannot be in a path"),
+    ("data.path=a::b.jsonl", "data.path: a::b.jsonl: '::' joins file systems in URLs, so it cannot be in a path"),
     ("data.path=https:/host/x.jsonl", "data.path: https:/host/x.jsonl: expected a URL such as https://host/x.jsonl"),
     ("runtime.storage=$HOME/x", "runtime.storage: $HOME/x: variables are not replaced here; write the path itself"),
     ("data.path=${DATA}/x.jsonl", "data.path: ${DATA}/x.jsonl: variables are not replaced here"),

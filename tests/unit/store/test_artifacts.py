@@ -139,7 +139,7 @@ def test_artifact_manifest_rejects_another_schema_version(storage: str) -> None:
     path = f"{artifact.path}/manifest.json"
     raw = json.loads(artifact.fs.cat_file(path))
     write_json(artifact.fs, path, {**raw, "schema_version": raw["schema_version"] + 1})
-    with pytest.raises(UserError, match=r"written by another version of pos2distill; use another runtime.storage"):
+    with pytest.raises(UserError, match=r"written by another version of pos2distill; run its command again"):
         artifact.manifest()
 
 

@@ -146,6 +146,18 @@ def test_preflight_rejects_a_storage_in_the_models_folder(
     run(make_recipe(model={"path": str(folder)}, runtime={"storage": f"{folder}-runs"}))
 
 
+@pytest.mark.parametrize("storage", ["link/runs", "elsewhere/../model/runs"])
+def test_preflight_rejects_a_storage_that_leads_into_the_models_folder(
+    make_recipe: Make, tiny_model_path: str, tmp_path: Path, storage: str
+) -> None:
+    folder = shutil.copytree(tiny_model_path, tmp_path / "model")
+    (tmp_path / "link").symlink_to(folder)
+    recipe = make_recipe(model={"path": str(folder)}, runtime={"storage": str(tmp_path / storage)})
+    with pytest.raises(UserError, match="is inside the model's folder"):
+        run(recipe)
+    assert not (folder / "runs").exists()
+
+
 @contextmanager
 def grpc_server(**answers: Callable[..., bytes]) -> Iterator[str]:
     """A server with these calls of the service that Ray 2.60 asks first. Yields its address."""

@@ -281,6 +281,8 @@ def test_export_rejects(recipe: Recipe, command: Command, tmp_path: Path, monkey
     assert command("export", recipe.storage, str(tmp_path), code=2) == [
         f"error: {tmp_path}: expected a new or empty folder"
     ]
+    (line,) = command("export", recipe.storage, "s3://bucket/tasks", code=2)
+    assert line.endswith("bucket/tasks: expected a folder on this machine, since lm-eval reads no other")
     monkeypatch.setattr("pipelines.results.inspection.prompt_text.PromptText.__call__", lambda *_: "another prompt")
     (line,) = command("export", recipe.storage, "/proc/x", code=2)
     assert line.startswith("error: /proc/x: cannot be used (No such file or directory) (FOLDER)")

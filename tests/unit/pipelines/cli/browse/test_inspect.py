@@ -213,6 +213,22 @@ def test_inspect_pairs_answers_to_the_same_prompts_only(
     )
 
 
+def test_inspect_finds_the_answers_that_a_study_shares_with_another_one(
+    recipe: Recipe, command: Command, tmp_path: Path
+) -> None:
+    """It trains on other examples, and is evaluated on the same ones, which only one of them has answered before."""
+    storage = shutil.copytree(recipe.storage, tmp_path / "shared")
+    settings = [f"runtime.storage={storage}", "data.train_examples=4", "evaluation.also_evaluate=[]"]
+    run_study(load_recipe(str(Path(recipe.study.data.path).parent / "recipe.yaml"), settings))
+    assert len(list(storage.glob("distilled-scores-*"))) == 1 + len(
+        list(Path(recipe.storage).glob("distilled-scores-*"))
+    )
+    command("runs", str(storage))  # reads what the study has printed
+    rows = [json.loads(line) for line in command("inspect", str(storage), "--json")]
+    assert rows
+    assert all({"before", "after"} <= row.keys() for row in rows)
+
+
 def test_inspect_finds_the_answers_of_a_model_that_was_moved(recipe: Recipe, command: Command, tmp_path: Path) -> None:
     """They are cached, so that their record keeps the path from before."""
     model = shutil.copytree(recipe.study.model.path, tmp_path / "moved")

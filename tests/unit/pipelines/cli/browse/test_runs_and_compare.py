@@ -2,9 +2,11 @@ import json
 import os
 import shutil
 import subprocess
+import uuid
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow.parquet as pq
 import pytest
 
@@ -195,6 +197,20 @@ def test_runs_lists_those_without_a_report_last(recipe: Recipe, command: Command
     (unreported / "driver.json").unlink()
     (tmp_path / "b" / "run.json").write_text("{}")
     assert command("runs", str(tmp_path))[1:] == [lines[0], lines[1].replace("begun", "(corrupt run.json)")]
+
+
+def test_runs_names_the_reports_of_a_store_by_urls_that_compare_takes(recipe: Recipe, command: Command) -> None:
+    url = f"memory:///{uuid.uuid4().hex}/runs"
+    fs = fsspec.filesystem("memory")
+    for file in Path(recipe.storage).rglob("*.*"):
+        fs.pipe_file(f"{url}/one/{file.relative_to(recipe.storage)}", file.read_bytes())
+    fs.pipe_file(f"{url}/two/run.json", b'{"name": "begun"}')
+    run, other = json.loads(command("runs", url, "--json")[0])
+    assert run["report"] == f"{url}/one/report"
+    assert other["storage"] == f"{url}/two"
+    assert command("compare", run["report"])
+    fs.pipe_file(f"{url}/one/report/summary.json", b"{")
+    assert any(f"{url}/one/report" in line for line in command("runs", url))
 
 
 @pytest.mark.parametrize("words", [("runs",), ("inspect",), ("compare",), ("export", "tasks"), ("push", "me/mine")])
@@ -429,6 +445,28 @@ def test_compare_rejects_evaluations_that_cannot_be_read(evaluated: Path, comman
         f"error: {path}: corrupt; expected what `evaluate` writes; run `evaluate` for this run to make it again, or "
         f"delete {path.parent}"
     ]
+
+
+def test_report_of_a_copied_or_damaged_storage_is_written_again(
+    recipe: Recipe, command: Command, tmp_path: Path
+) -> None:
+    """The page of a copy would name the checkpoint of the original. The runtime that it shows is that of training."""
+    storage = shutil.copytree(recipe.storage, tmp_path / "copy")
+    settings = [f"runtime.storage={storage}", "runtime.trainers.micro_batch_tokens=99"]
+    copy = load_recipe(str(Path(recipe.study.data.path).parent / "recipe.yaml"), settings)
+    page = storage / "report" / "index.html"
+    run_study(copy)
+    summary = json.loads((storage / "report" / "summary.json").read_text())
+    assert summary["checkpoint"].startswith(f"{storage}/checkpoint-")
+    trained_with = recipe.runtime.trainers.micro_batch_tokens
+    assert summary["settings"]["runtime"]["micro_batch_tokens"] == trained_with != 99
+    page.unlink()
+    run_study(copy)
+    assert page.exists()
+    written = page.stat().st_mtime_ns
+    run_study(copy)
+    assert page.stat().st_mtime_ns == written
+    command("runs", str(storage))  # reads what the studies have printed
 
 
 def test_another_study_keeps_the_first_report(recipe: Recipe, command: Command) -> None:
