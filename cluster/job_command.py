@@ -83,7 +83,7 @@ def load_job(
         recipe=recipe,
         cells=tuple(cell for _, cell in sweep_cells(recipe)),
         own_recipe=own,
-        storage=recipe.written_paths.get("runtime.storage"),
+        storage=recipe.storage if "runtime.storage" in recipe.written_paths else None,
     )
 
 

@@ -38,7 +38,7 @@ _LOST_NODE_SECONDS = 60
 _FALLBACK_VARIABLES = {
     # Then the group counts as failed, and the next one is used. By default after an hour.
     "RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S": "1200",
-    # Pods that still wait for a machine and that nothing needs any more are deleted. By default never.
+    # Pods that still wait for a machine and that nothing needs any more are deleted. By default they wait on.
     "RAY_AUTOSCALER_PENDING_NODE_IDLE_TIMEOUT_S": "600",
 }
 

@@ -130,6 +130,8 @@ def _check_path(spec: ClusterSpec, recipe: Recipe, field: str, path: str) -> Non
         remedies.append(f"or a folder below {' or '.join(holds_data)}")
     if Path(path).is_relative_to(_EXAMPLES) and field != "runtime.storage":
         remedies.append(f"or the path relative to the project, {in_project(path)}")
+    if field == "runtime.storage":
+        remedies.append("or remove it, for a folder of spec.storage.url")
     raise UserError(f"{recipe.name}: {field}: {path} does not exist in the pods; {', '.join(remedies)}")
 
 

@@ -1,6 +1,6 @@
 """Stage `evaluate`: greedy answers at every placement, scored, in one table (`predictions`)."""
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -11,15 +11,15 @@ from pos2distill.config.model import checkpoint_of
 from pos2distill.errors import UserError, warn
 from pos2distill.records import QUESTIONS
 from pos2distill.sampling.prompting import PromptSpec, cached_prompt_builder
-from pos2distill.store.artifacts import Artifact, Manifest
+from pos2distill.store.artifacts import Artifact, Manifest, other_fingerprints
 from pos2distill.tasks.permutations import Placement, evaluated_placements, rank_slots_by_accuracy
 from pos2distill.tasks.prompts import MessageBuilder
 
-from ..artifact_names import BASE_SCORES, CHECKPOINT, DISTILLED_SCORES
+from ..artifact_names import BASE_SCORES, CHECKPOINT, DISTILLED_SCORES, EXAMPLES
 from .distill import read_steps
 from .plan_context import PlanContext
 from .predictions import PROMPT_FIELDS, predict, publish
-from .prepare import EVALUATION_FILE, evaluation_examples_input, read_prepared
+from .prepare import EVALUATION_FILE, TRAIN_FILE, evaluation_examples_input, read_prepared
 from .resolve import resolve_auto_settings, with_distilled
 from .stage import Input, RunContext, Stage, recorded_seconds
 
@@ -71,10 +71,10 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     """
     study = with_distilled(resolve_auto_settings(stage.study, stage.inputs), stage.inputs)
     examples = stage.inputs["examples"]
-    ids = read_prepared(examples.artifact, EVALUATION_FILE, ["example_id"])["example_id"].to_pylist()
-    count = len(ids)
+    asked = _questions(examples.artifact, EVALUATION_FILE)
+    count = len(asked)
     if "checkpoint" not in stage.inputs:
-        _warn_of_trained_questions(study.model.path, ids)
+        _warn_of_trained_questions(study.model.path, asked)
     specs = eval_specs(study, stage.inputs.get("curve")) + reference_specs(study)
     with recorded_seconds(stage, context, "evaluate") as seconds:
         predictions = predict(stage, study, context, EVALUATION_FILE, count, specs)
@@ -83,20 +83,31 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     return publish(stage, predictions, count, seconds, details)
 
 
-def _warn_of_trained_questions(model: str, ids: Sequence[str]) -> None:
+def _questions(examples: Artifact, file: str) -> list[tuple[str, str]]:
+    """Id and text of the prepared questions: those of other data may have the same ids."""
+    table = read_prepared(examples, file, ["example_id", "question"])
+    return list(zip(table["example_id"].to_pylist(), table["question"].to_pylist(), strict=True))
+
+
+def _warn_of_trained_questions(model: str, asked: Collection[tuple[str, str]]) -> None:
     """Say if a checkpoint of `study` was trained on some of the questions. A study holds its own ones out."""
     made = checkpoint_of(model)
     if made is None:
         return
+    storage, checkpoint = made
+    prepared: set[tuple[str, str]] = set()
     try:
-        steps = read_steps(Artifact(made[0], CHECKPOINT, made[1]))
+        steps = read_steps(Artifact(storage, CHECKPOINT, checkpoint))
+        for examples in other_fingerprints(storage, EXAMPLES, []):
+            prepared.update(_questions(Artifact(storage, EXAMPLES, examples), TRAIN_FILE))
     except UserError:  # a copy of the model alone, or corrupt records, which an evaluation does not need
         return
-    trained = {example for step in steps for example in step["examples"]}.intersection(ids)
-    if trained:
+    trained = {example for step in steps for example in step["examples"]}
+    count = sum(example in trained for example, _ in prepared.intersection(asked))
+    if count:
         warn(
-            f"{model} was trained on {len(trained)} of these {len(ids)} questions, so it may look too good; those of "
-            f"its own file are left out with the data.eval_fraction of its training"
+            f"{model} was trained on {count} of these {len(asked)} questions, so it may look too good; those of its "
+            f"own file are left out with the data.eval_fraction of its training"
         )
 
 

@@ -78,7 +78,23 @@ def resolve_paths(raw: dict[str, Any]) -> None:
         is_folder = os.path.isdir(path) or path.startswith("/")
         if dotted == "model.path" and (not is_folder or _uses_chat_api(raw["model"])):
             continue  # it may be a hub name
-        set_value(raw, dotted, str(Path(path).absolute()))
+        absolute = str(Path(path).absolute())
+        _reject_unusable_path(dotted, written, absolute)
+        set_value(raw, dotted, absolute)
+
+
+def _reject_unusable_path(dotted: str, written: str, absolute: str) -> None:
+    """Reject a local path that fsspec would read as something else, or that no file of a run could hold.
+
+    Raises:
+        UserError: naming the setting.
+    """
+    if "::" in absolute:
+        raise UserError(f"{dotted}: {written}: '::' joins file systems in URLs, so no path may have it; rename it")
+    try:
+        absolute.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{dotted}: {written!a}: expected a path in UTF-8, also of the working directory") from None
 
 
 def _plain_url(dotted: str, url: str) -> str:
@@ -87,15 +103,15 @@ def _plain_url(dotted: str, url: str) -> str:
     Raises:
         UserError: for one with two slashes in its middle.
     """
-    scheme, _, path = url.partition("://")
+    scheme, _, path = url.rpartition("://")  # the last one, of URLs that are joined by `::`
     plain = path.rstrip("/")
     if "//" in plain:
         raise UserError(f"{dotted}: {url}: expected single slashes in the path of a URL")
-    return f"{scheme}://{plain}"
+    return f"{scheme}://{plain}" if plain else url
 
 
 def _reject_misspelled_path(dotted: str, written: str) -> None:
-    """Reject a path that would become a folder with an odd name, or the working directory, or that cannot be written.
+    """Reject a path that would become a folder with an odd name, or the working directory.
 
     Raises:
         UserError: naming the setting.
@@ -107,12 +123,6 @@ def _reject_misspelled_path(dotted: str, written: str) -> None:
         right = f"{scheme.lower()}://{rest.lstrip('/')}"
         if not rest.startswith("//") or scheme != scheme.lower():
             raise UserError(f"{dotted}: {written}: expected a URL such as {right}")
-    if "::" in written and "://" not in written:
-        raise UserError(f"{dotted}: {written}: '::' joins file systems in URLs, so it cannot be in a path; rename it")
-    try:
-        os.path.abspath(written).encode()
-    except UnicodeEncodeError:
-        raise UserError(f"{dotted}: {written!a}: expected a path in UTF-8, also of the working directory") from None
     variable = re.search(r"\$\w+|\$\{", written)
     if variable and not os.path.exists(written):
         raise UserError(f"{dotted}: {written}: variables are not replaced here; write the path itself")

@@ -112,9 +112,9 @@ class ResponseProcessor:
         self.stop_ids = frozenset(stop_ids)
         self.keep = keep
         self.opening = opening
-        special = {*tokenizer.all_special_tokens}
-        added = tokenizer.get_added_vocab()
-        self.marks = {added[token]: mark for token, mark in SPECIAL_MARKS.items() if token in special}
+        # Not `all_special_tokens`, which has the named ones only.
+        special = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self.marks = {number: SPECIAL_MARKS[token] for number, token in special.items() if token in SPECIAL_MARKS}
 
     def __call__(self, result: GenerationResult, gold_answers: Sequence[str]) -> ProcessedResponse:
         """Process one result.
@@ -152,7 +152,7 @@ class ResponseProcessor:
     def _truncate_ids(self, ids: Tokens, kept: str) -> Tokens:
         """The generated tokens up to the line break that follows the kept text.
 
-        If a token crosses the line break, the text is tokenized again.
+        If a token crosses the line break, the text is tokenized again, but for a thought between special tokens.
         """
 
         # Decoded from the beginning each time, since one character can consist of several tokens.
@@ -162,7 +162,10 @@ class ResponseProcessor:
         count = bisect.bisect_left(range(len(ids)), True, key=reaches_line_break)
         if self._decode(ids[:count]).strip() == kept.strip():
             return ids[:count]
-        return np.asarray(self.tokenizer(kept, add_special_tokens=False)["input_ids"], np.int32)
+        marks = np.flatnonzero(np.isin(ids[:count], list(self.marks)))
+        thought = ids[: int(marks[-1]) + 1] if len(marks) else ids[:0]
+        rest = kept[len(self._decode(thought)) :]
+        return np.append(thought, self.tokenizer(rest, add_special_tokens=False)["input_ids"]).astype(np.int32)
 
     def _decode(self, ids: Tokens) -> str:
         """The text without special tokens, but with the marks of a thought."""

@@ -128,12 +128,13 @@ def contains_words(text: str, answers: Sequence[str]) -> bool:
 def _has_words(normal: str, lower: str, answer: str) -> bool:
     """Whether a normalized answer is in a text as whole words.
 
-    Punctuation separates words in "US-based" and "Kim's", but not in "U.S.", of which the normalized text has the word.
+    Punctuation separates words in "US-based" and "Kim's", but not in "U.S.", of which the normalized text has the word,
+    nor digits in "3.81" and "1,381".
 
     Args:
         normal, lower: the text, normalized and in lower case alone.
     """
-    is_word = re.compile(rf"(?<!\w){re.escape(answer)}(?!\w)").search
+    is_word = re.compile(rf"(?<!\w)(?<!\d[.,]){re.escape(answer)}(?!\w)(?![.,]\d)").search
     return bool(is_word(lower) or is_word(normal))
 
 

@@ -63,16 +63,22 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> TrainingOutcome:
             finished = loop.train(loader, progress, log, checkpointer.requested_action, checkpointer.save)
             # Before the model is saved: rank 0 uploads it alone, which may take longer than the others wait here. Not
             # `all_gather_object`: after a stop, the thread that prepares batches may still wait in its group.
-            peak = session.dist.all_reduce_max(int(peak_memory_gib(str(session.device)) * _GIB))
+            peak = session.dist.all_reduce_max(_peak_bytes(session)) / _GIB
             if finished:
                 warnings = save_model(job, session, strategy, scratch)
+                # Of the first rank, whose outcome counts: it has gathered the whole model.
+                peak = max(peak, _peak_bytes(session) / _GIB)
         except Exception as error:
             # Otherwise states that wait for their upload would keep the disk full.
             if disk_is_full(error):
                 shutil.rmtree(scratch, ignore_errors=True)
             raise
     checkpointer.close()
-    return TrainingOutcome(finished, progress.step, peak / _GIB, warnings)
+    return TrainingOutcome(finished, progress.step, peak, warnings)
+
+
+def _peak_bytes(session: WorkerSession) -> int:
+    return int(peak_memory_gib(str(session.device)) * _GIB)
 
 
 @contextmanager

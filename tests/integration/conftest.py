@@ -38,9 +38,11 @@ def ray_in_this_process() -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    with connected_to_ray():
-        yield
-    ray.shutdown()
+    try:
+        with connected_to_ray():
+            yield
+    finally:
+        ray.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -273,7 +273,8 @@ def test_check_recipe_divides_as_decimals() -> None:
 
 
 def test_check_recipe_offers_no_folder_of_the_project_as_storage(load: Callable[..., ClusterSpec]) -> None:
-    with pytest.raises(UserError, match=r"runtime\.storage: .+/runs/x does not exist in the pods; set a URL$"):
+    message = r"runtime\.storage: .+/runs/x does not exist in the pods; set a URL, or remove it, for a folder of spec\."
+    with pytest.raises(UserError, match=message):
         check_recipe(load(), load_job("quickstart", ["runtime.storage=runs/x"]))
 
 

@@ -31,6 +31,14 @@ def test_load_recipe_makes_one_url_of_a_storage_with_and_without_a_slash(load: C
     assert load("runtime.storage=s3://bucket/run/").storage == "s3://bucket/run"
     assert load("runtime.storage=s3://bucket/").storage == "s3://bucket"
     assert load("runtime.storage=file:///runs/x/").storage == "file:///runs/x"
+    assert load("runtime.storage=file:///").storage == "file:///"
+    assert load("runtime.storage=dir://runs::s3://bucket/x/").storage == "dir://runs::s3://bucket/x"
+
+
+def test_load_recipe_takes_any_name_of_a_model_on_a_server(load: Callable[..., Recipe]) -> None:
+    tuned = "ft:gpt-4o-mini-2024-07-18:my-org::ID"
+    settings = ("model.engine=openai", "runtime.endpoint.base_url=http://127.0.0.1:9/v1", "data.train_examples=0")
+    assert load(f"model.path={tuned}", *settings).study.model.path == tuned
 
 
 def test_load_recipe_rejects_a_working_directory_whose_name_cannot_be_written(

@@ -62,6 +62,9 @@ def test_judge_chain_finds_the_first_failed_step_by_numbers(text: str, chain: Ch
         ("No", "", "none"),
         ("81", "The code is 81 95", "none"),
         ("81", "The code is 181", "reasoning"),  # not within another number
+        ("81", "The code is 3.81", "reasoning"),
+        ("381", "It has 1,381 people", "reasoning"),
+        ("81", "The code is 81.", "none"),
         ("Kim", "It is Kim's code", "none"),
         ("曹雪芹", "作者是曹雪芹", "none"),  # words are not separated
         ("曹雪芹", "作者是鲁迅", "reasoning"),

@@ -256,6 +256,12 @@ def test_response_processor_knows_a_thought_between_special_tokens(tiny_model_pa
     processed = processor(complete([*thought, *encode(tokenizer, "42\n43")]), ["42"])
     assert (processed.text, processed.correct) == ("<think>43?\nNo.</think>42\n43", True)
     assert processed.response_ids.tolist() == [*thought, *encode(tokenizer, "42"), end_of_turn_id(tokenizer)]
+    # A token that crosses the line break: what follows the thought is tokenized again, and the thought is not.
+    tokenizer.add_tokens(["2\n"])
+    crossing = [*thought, *encode(tokenizer, "4"), token_id(tokenizer, "2\n"), *encode(tokenizer, "43")]
+    processed = make_processor(tokenizer)(complete(crossing), ["42"])
+    expected = [*encode(tokenizer, "4"), *encode(tokenizer, "2")]
+    assert processed.response_ids.tolist() == [*thought, *expected, end_of_turn_id(tokenizer)]
     assert processor(complete([*thought, *encode(tokenizer, "43")]), ["42"]).outcome == "wrong"
     assert processor(complete(thought[:-1]), ["43"]).outcome == "wrong"  # the thought does not end
 

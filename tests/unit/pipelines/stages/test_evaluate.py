@@ -333,6 +333,10 @@ def test_evaluate_warns_of_questions_that_a_checkpoint_was_trained_on(
     (line,) = warnings(1, 40)
     assert f"was trained on {len(trained)} of these 40 questions, so it may look too good" in line
     assert warnings(recipe.study.data.eval_fraction, 4) == []
+    # Other questions with the same ids.
+    data = Path(recipe.study.data.path)
+    data.write_text(data.read_text().replace("Which code", "Which secret code"))
+    assert warnings(0.999, 20) == []
 
 
 def test_evaluate_takes_all_questions_of_a_small_file(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
