@@ -162,6 +162,6 @@ def test_make_entrypoint_writes_no_results_to_files_of_a_secret() -> None:
     with pytest.raises(
         UserError,
         match=r"runtime.storage: /key/runs does not exist in the pods; set a URL, or a folder "
-        r"below /data$",
+        r"below /data, or remove it, for a folder of spec.storage.url$",
     ):
         make_entrypoint(spec, load_job("quickstart", ["runtime.storage=/key/runs"]))
