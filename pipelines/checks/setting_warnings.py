@@ -74,7 +74,8 @@ def _unused_server_settings(recipe: Recipe) -> Iterator[str]:
     engine, runtime = recipe.study.model.engine, recipe.runtime
     if engine == "openai":
         at_once, batch = runtime.endpoint.concurrency, runtime.samplers.batch_size
-        if runtime.executor == "local" and at_once > batch:
+        is_chosen = at_once != type(runtime.endpoint).model_fields["concurrency"].default
+        if runtime.executor == "local" and is_chosen and at_once > batch:
             yield (
                 f"runtime.endpoint.concurrency: {at_once}, but in one process a batch ends before the next one begins, "
                 f"so at most {batch} requests are under way (runtime.samplers.batch_size); raise that too"
