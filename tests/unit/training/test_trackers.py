@@ -1,4 +1,3 @@
-import importlib.util
 import os
 import re
 import sys
@@ -16,6 +15,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from pos2distill.errors import UserError
+from pos2distill.installed import has_pip
 from pos2distill.training.step_record import StepRecord
 from pos2distill.training.trackers import ExperimentTracker, TrackedRun, check_trackers, open_tracker
 from tests.support.servers import running
@@ -49,7 +49,7 @@ def test_check_trackers_names_a_missing_package(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(UserError) as caught:
         check_trackers([name])
     line = f"runtime.trackers: {name} is not installed; "
-    if importlib.util.find_spec("pip"):
+    if has_pip():
         assert str(caught.value) == f"{line}pip install {name}"
     else:
         assert re.fullmatch(
