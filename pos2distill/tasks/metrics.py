@@ -119,23 +119,8 @@ def contains_words(text: str, answers: Sequence[str]) -> bool:
     An answer beyond ASCII may be a part of a word: not all scripts separate words.
     """
     normal, lower = normalize(text), text.lower()
-    for answer in {normalize(answer) for answer in answers} - {""}:
-        if _has_words(normal, lower, answer) if answer.isascii() else answer in normal:
-            return True
-    return False
-
-
-def _has_words(normal: str, lower: str, answer: str) -> bool:
-    """Whether a normalized answer is in a text as whole words.
-
-    Punctuation separates words in "US-based" and "Kim's", but not in "U.S.", of which the normalized text has the word,
-    nor digits in "3.81" and "1,381".
-
-    Args:
-        normal, lower: the text, normalized and in lower case alone.
-    """
-    is_word = re.compile(rf"(?<!\w)(?<!\d[.,]){re.escape(answer)}(?!\w)(?![.,]\d)").search
-    return bool(is_word(lower) or is_word(normal))
+    expected = {normalize(answer) for answer in answers} - {""}
+    return any(_is_found(normal, lower, answer, as_words=answer.isascii()) for answer in expected)
 
 
 def mentions(text: str, answers: Sequence[str]) -> bool:
@@ -145,13 +130,26 @@ def mentions(text: str, answers: Sequence[str]) -> bool:
     judgments, and not found in a document.
     """
     normal, lower = normalize(text), text.lower()
-    for answer in {normalize(answer) for answer in answers} - {"", "yes", "no"}:
-        if len(answer) >= _LONG_ANSWER or not answer.isascii():
-            if answer in normal:
-                return True
-        elif _has_words(normal, lower, answer):
-            return True
-    return False
+    expected = {normalize(answer) for answer in answers} - {"", "yes", "no"}
+    return any(
+        _is_found(normal, lower, answer, as_words=answer.isascii() and len(answer) < _LONG_ANSWER)
+        for answer in expected
+    )
+
+
+def _is_found(normal: str, lower: str, answer: str, *, as_words: bool) -> bool:
+    """Whether a normalized answer is in a text, also within a word or only as whole words.
+
+    Punctuation separates words in "US-based" and "Kim's", but not in "U.S.", of which the normalized text has the word,
+    nor digits in "3.81" and "1,381".
+
+    Args:
+        normal, lower: the text, normalized and in lower case alone.
+    """
+    if not as_words:
+        return answer in normal
+    is_word = re.compile(rf"(?<!\w)(?<!\d[.,]){re.escape(answer)}(?!\w)(?![.,]\d)").search
+    return bool(is_word(lower) or is_word(normal))
 
 
 def contains(text: str, answers: Sequence[str]) -> bool:
